@@ -21,7 +21,7 @@ export interface Route {
   rank: number | null;
   /** The address was empty: the list was not requested explicitly. */
   bare: boolean;
-  /** How the list is filtered and sorted; missing: nothing was said. */
+  /** How the list is filtered and sorted; missing: all, newest first. */
   query?: string;
 }
 

@@ -108,7 +108,7 @@ test("new steps are appended, and everything is requested again only if cells ge
     loader.newer();
     await vi.advanceTimersByTimeAsync(400);
   }
-  expect(loader.counts.asked).toBe(1);
+  expect(loader.counts.requested).toBe(1);
   const sizes = hub.asked.slice(1).map((params) => Number(params["step_bins"]));
   expect(Math.max(...sizes)).toBeLessThanOrEqual(12);
   expect(loader.best()?.heat.firstSteps.length).toBeGreaterThan(390);
@@ -118,7 +118,7 @@ test("new steps are appended, and everything is requested again only if cells ge
   await vi.advanceTimersByTimeAsync(400);
   loader.look(seen(hub));
   await vi.advanceTimersByTimeAsync(400);
-  expect(loader.counts.asked).toBe(2);
+  expect(loader.counts.requested).toBe(2);
   expect(loader.best()?.stepSpan).toBe(2);
 });
 
@@ -131,7 +131,7 @@ test("a map that grew is requested as a whole once a minute", async () => {
     loader.newer();
     await vi.advanceTimersByTimeAsync(1000);
   }
-  expect(loader.counts.asked).toBe(3);
+  expect(loader.counts.requested).toBe(3);
   expect(loader.best()?.window.step1).toBe(hub.newest + 1);
 });
 

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { colored, robustRange, shades, shareOf, steadied, SHADES } from "../src/charts/color-scale";
 import { appended, cellOf, cellsWithin, grouped, openFrom, pieceOf, stretches } from "../src/charts/heat-piece";
-import { paramsOf, questionFor, serves, shapeOf } from "../src/charts/heat-question";
+import { paramsOf, questionFor, serves, shapeOf } from "../src/charts/heat-request";
 import { held, moved, pointAt, rested, showing, ticks, xOf, yOf, zoomed, type HeatWindow } from "../src/charts/heat-window";
 import { cellWords, grainWords, placeWords } from "../src/charts/heat-words";
 import { heatOf, piece } from "./heat-made";

@@ -46,19 +46,19 @@ export class HubSource implements Source {
   }
 
   private async document<T>(response: Response): Promise<T> {
-    let said: unknown;
+    let parsed: unknown;
     try {
-      said = await response.json();
+      parsed = await response.json();
     } catch (error) {
       if (aborted(error)) throw error;
       throw foreign(response);
     }
-    const schema = typeof said === "object" && said !== null && "schema" in said ? said.schema : null;
+    const schema = typeof parsed === "object" && parsed !== null && "schema" in parsed ? parsed.schema : null;
     if (schema === null) throw foreign(response);
     if (schema !== SCHEMA) {
       throw new Failure("version", `The hub uses API version ${String(schema)}, this page version ${SCHEMA}.`);
     }
-    return said as T;
+    return parsed as T;
   }
 
   /** Request a document early; the first `get` for it receives this response or its failure. */
@@ -172,8 +172,8 @@ async function whole(response: Response): Promise<Response> {
 /** The hub's error message, or a note that the response is not from a hub. */
 async function failed(response: Response): Promise<Failure> {
   try {
-    const said = (await response.json()) as { error?: unknown };
-    if (typeof said.error === "string") return new Failure(TROUBLES[response.status] ?? "fault", said.error);
+    const parsed = (await response.json()) as { error?: unknown };
+    if (typeof parsed.error === "string") return new Failure(TROUBLES[response.status] ?? "fault", parsed.error);
   } catch {
     // Such as a proxy's error page.
   }

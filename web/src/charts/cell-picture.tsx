@@ -66,7 +66,7 @@ export function CellPicture({ label, role, height, make, deps, tip, onEnter, onL
     event.stopPropagation();
   };
   const shown = cells[pointed] ?? cells[chosen];
-  const said = cells[chosen];
+  const current = cells[chosen];
   return (
     <div
       ref={box}
@@ -90,7 +90,7 @@ export function CellPicture({ label, role, height, make, deps, tip, onEnter, onL
       )}
       {shown !== undefined && <CellTip cell={shown} tip={tip(shown)} width={width} />}
       <p class="hidden" aria-live="polite">
-        {said === undefined ? "" : tipWords(tip(said))}
+        {current === undefined ? "" : tipWords(tip(current))}
       </p>
     </div>
   );

@@ -9,8 +9,8 @@
 
 import { aborted, type Failure, type Source } from "../api/source";
 import { asFailure } from "../run/open-run";
-import { appended, openFrom, pieceOf, type Asked, type Piece, type Stat } from "./heat-piece";
-import { paramsOf, questionFor, serves, type Pixels } from "./heat-question";
+import { appended, openFrom, pieceOf, type HeatRequest, type Piece, type Stat } from "./heat-piece";
+import { paramsOf, questionFor, serves, type Pixels } from "./heat-request";
 import { same, type HeatWindow } from "./heat-window";
 import { isOnDevice } from "./heat-words";
 
@@ -39,20 +39,20 @@ export class HeatLoader {
   /** First step for which the hub has this value, from its last response. */
   knownFrom = 0;
   /** Requests and received cells, for tests and measurements. */
-  readonly counts = { asked: 0, appended: 0, cells: 0 };
+  readonly counts = { requested: 0, appended: 0, cells: 0 };
 
   /** Most recently used last. */
   private parts: Piece[] = [];
   private seen: Seen | null = null;
   /** The last request that was answered in any way; it is not repeated automatically. */
-  private answered: Asked | null = null;
-  private asking: { asked: Asked; stop: AbortController } | null = null;
+  private answered: HeatRequest | null = null;
+  private asking: { requested: HeatRequest; stop: AbortController } | null = null;
   private tipping: AbortController | null = null;
   private timer: ReturnType<typeof setTimeout> | null = null;
   private tipTimer: ReturnType<typeof setTimeout> | null = null;
   private waitingMs: number | null = null;
   private tippedMs = -Infinity;
-  private readonly born = new WeakMap<Asked, number>();
+  private readonly born = new WeakMap<HeatRequest, number>();
 
   constructor(
     private readonly source: Pick<Source, "heat">,
@@ -103,16 +103,16 @@ export class HeatLoader {
         return;
       }
     }
-    const asked = questionFor(within(seen), seen.all, seen.pixels);
-    if (this.asking !== null && alike(this.asking.asked, asked)) return;
-    if (found === null && this.answered !== null && alike(this.answered, asked)) return;
+    const requested = questionFor(within(seen), seen.all, seen.pixels);
+    if (this.asking !== null && alike(this.asking.requested, requested)) return;
+    if (found === null && this.answered !== null && alike(this.answered, requested)) return;
     const now = performance.now();
     this.waitingMs ??= now;
     if (this.timer !== null) clearTimeout(this.timer);
     const wait = this.whole === null ? 0 : Math.max(0, Math.min(SETTLE_MS, this.waitingMs + LONGEST_MS - now));
     this.timer = setTimeout(() => {
       this.timer = null;
-      void this.ask(asked, seen.all);
+      void this.ask(requested, seen.all);
     }, wait);
   }
 
@@ -146,28 +146,28 @@ export class HeatLoader {
 
   /** A piece that grew by appending is requested again after a while. */
   private stale(piece: Piece): boolean {
-    return piece.grown && performance.now() - (this.born.get(piece.asked) ?? 0) > WHOLE_MS;
+    return piece.grown && performance.now() - (this.born.get(piece.requested) ?? 0) > WHOLE_MS;
   }
 
-  private async ask(asked: Asked, all: HeatWindow): Promise<void> {
+  private async ask(requested: HeatRequest, all: HeatWindow): Promise<void> {
     this.asking?.stop.abort();
     const stop = new AbortController();
-    this.asking = { asked, stop };
+    this.asking = { requested, stop };
     this.waitingMs = null;
-    this.counts.asked += 1;
+    this.counts.requested += 1;
     try {
-      const heat = await this.source.heat(this.run, paramsOf(asked, this.value, this.stat), stop.signal);
+      const heat = await this.source.heat(this.run, paramsOf(requested, this.value, this.stat), stop.signal);
       if (stop.signal.aborted) return;
       this.counts.cells += heat.cells.length;
       this.failure = null;
       this.knownFrom = heat.knownFrom;
-      this.answered = asked;
-      this.born.set(asked, performance.now());
-      this.keep(pieceOf({ ...heat, held: heat.unit === "bytes" || isOnDevice(this.value) }, this.stat, asked, asked.window.step1 >= all.step1), all);
+      this.answered = requested;
+      this.born.set(requested, performance.now());
+      this.keep(pieceOf({ ...heat, held: heat.unit === "bytes" || isOnDevice(this.value) }, this.stat, requested, requested.window.step1 >= all.step1), all);
     } catch (error) {
       if (aborted(error) || stop.signal.aborted) return;
       this.failure = asFailure(error);
-      this.answered = asked;
+      this.answered = requested;
       if (this.failure.trouble !== "wrong") setTimeout(() => this.again(), RETRY_MS);
     } finally {
       if (this.asking?.stop === stop) this.asking = null;
@@ -181,15 +181,15 @@ export class HeatLoader {
     if (seen === null || piece === null) return;
     const last = within(seen).step1;
     const first = openFrom(piece);
-    if (last < piece.asked.window.step1 || first >= last) return;
+    if (last < piece.requested.window.step1 || first >= last) return;
     if ((last - first) * piece.heat.firstRanks.length > MOST_NEW_CELLS) return this.ask(questionFor(within(seen), seen.all, seen.pixels), seen.all);
     const stop = (this.tipping = new AbortController());
     this.tippedMs = performance.now();
     this.counts.appended += 1;
-    const asked = { ...piece.asked, stepSpan: 1, window: { ...piece.asked.window, step0: first, step1: last } };
+    const requested = { ...piece.requested, stepSpan: 1, window: { ...piece.requested.window, step0: first, step1: last } };
     try {
       // If the hub has only means of bins, append means.
-      const heat = await this.source.heat(this.run, paramsOf(asked, this.value, piece.heat.exact ? this.stat : "mean"), stop.signal);
+      const heat = await this.source.heat(this.run, paramsOf(requested, this.value, piece.heat.exact ? this.stat : "mean"), stop.signal);
       this.counts.cells += heat.cells.length;
       this.knownFrom = heat.knownFrom;
       this.replace(piece, appended(piece, heat), last);
@@ -203,16 +203,16 @@ export class HeatLoader {
   }
 
   private replace(piece: Piece, longer: Piece | null, step1: number): void {
-    const asked = { ...piece.asked, window: { ...piece.asked.window, step1 } };
-    this.born.set(asked, this.born.get(piece.asked) ?? 0);
-    const next = longer && { ...longer, asked, grown: true };
+    const requested = { ...piece.requested, window: { ...piece.requested.window, step1 } };
+    this.born.set(requested, this.born.get(piece.requested) ?? 0);
+    const next = longer && { ...longer, requested, grown: true };
     if (piece === this.whole) this.whole = next;
     else this.parts = this.parts.flatMap((one) => (one !== piece ? [one] : next === null ? [] : [next]));
   }
 
   private keep(piece: Piece | null, all: HeatWindow): void {
     if (piece === null) return;
-    const { window } = piece.asked;
+    const { window } = piece.requested;
     if (window.step0 <= all.step0 && window.step1 >= all.step1 && window.rank0 <= all.rank0 && window.rank1 >= all.rank1) {
       this.whole = piece;
       // Keep the previous data.
@@ -227,14 +227,14 @@ export class HeatLoader {
 }
 
 /** Whether two requests are equal; the same part with other cell sizes differs. */
-function alike(one: Asked, two: Asked): boolean {
+function alike(one: HeatRequest, two: HeatRequest): boolean {
   return same(one.window, two.window) && one.stepSpan === two.stepSpan && one.rankSpan === two.rankSpan;
 }
 
 /** The part of the window that a piece must cover: newest steps can still be appended to a piece that reached the end. */
 function reached(piece: Piece, seen: Seen): HeatWindow {
   const window = within(seen);
-  const end = piece.asked.window.step1;
+  const end = piece.requested.window.step1;
   const near = window.step1 - end <= MOST_NEW_STEPS && window.step1 >= seen.all.step1 && end > window.step0;
   return piece.open && near ? { ...window, step1: Math.min(window.step1, end) } : window;
 }

@@ -8,7 +8,7 @@ import type { HeatWindow } from "./heat-window";
 export type Stat = "max" | "mean";
 
 /** A request for a piece; the response may be smaller or coarser if the hub has no more. */
-export interface Asked {
+export interface HeatRequest {
   window: HeatWindow;
   /** Maximum steps and ranks per cell. */
   stepSpan: number;
@@ -18,7 +18,7 @@ export interface Asked {
 export interface Piece {
   heat: Heat;
   stat: Stat;
-  asked: Asked;
+  requested: HeatRequest;
   /** The covered range. */
   window: HeatWindow;
   /** Whether it reached the newest step when requested, so that new steps are appended. */
@@ -38,7 +38,7 @@ export interface Stretch {
   end: number;
 }
 
-export function pieceOf(heat: Heat, stat: Stat, asked: Asked, open = false): Piece | null {
+export function pieceOf(heat: Heat, stat: Stat, requested: HeatRequest, open = false): Piece | null {
   const columns = heat.firstSteps.length;
   const rows = heat.firstRanks.length;
   if (columns === 0 || rows === 0) return null;
@@ -47,7 +47,7 @@ export function pieceOf(heat: Heat, stat: Stat, asked: Asked, open = false): Pie
   return {
     heat: whole,
     stat,
-    asked,
+    requested,
     open,
     grown: false,
     window: {
@@ -207,7 +207,7 @@ export function appended(piece: Piece, more: Heat): Piece | null {
   }
   const firstSteps = together(heat.firstSteps.subarray(0, keep), fresh.firstSteps);
   const lastSteps = together(heat.lastSteps.subarray(0, keep), fresh.lastSteps);
-  const joined = pieceOf({ ...heat, exact: heat.exact && more.exact, firstSteps, lastSteps, cells }, piece.stat, piece.asked, piece.open);
+  const joined = pieceOf({ ...heat, exact: heat.exact && more.exact, firstSteps, lastSteps, cells }, piece.stat, piece.requested, piece.open);
   return joined && { ...joined, stepSpan: Math.max(joined.stepSpan, piece.stepSpan) };
 }
 

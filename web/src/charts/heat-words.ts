@@ -43,11 +43,11 @@ export function placeWords(cell: Cell): string {
 export function cellWords(cell: Cell, piece: Piece): string {
   if (Number.isNaN(cell.value)) return "not known";
   const single = cell.firstRank === cell.lastRank && cell.firstStep === cell.lastStep;
-  const said = figure(cell.value, piece.heat.unit);
-  if (single) return said;
-  if (piece.stat === "mean") return `${said} on average`;
-  if (piece.heat.exact) return `at most ${said}`;
-  return cell.firstRank === cell.lastRank ? `${said} on average` : `${said}, the highest of the ranks' averages`;
+  const text = figure(cell.value, piece.heat.unit);
+  if (single) return text;
+  if (piece.stat === "mean") return `${text} on average`;
+  if (piece.heat.exact) return `at most ${text}`;
+  return cell.firstRank === cell.lastRank ? `${text} on average` : `${text}, the highest of the ranks' averages`;
 }
 
 /** What one cell represents. */

@@ -43,7 +43,7 @@ export function Plot({ label, height = 200, make, deps, together, tip, format, m
   const box = useRef<HTMLDivElement>(null);
   const [held, setHeld] = useState<PlotInstance | null>(null);
   const chart = useRef<Chart | null>(null);
-  const said = useSignal("");
+  const announced = useSignal("");
   const now = theme.value;
   if (held !== null) held.wishes = wishes;
 
@@ -84,7 +84,7 @@ export function Plot({ label, height = 200, make, deps, together, tip, format, m
     event.stopPropagation();
     const at = held.at.value;
     const found = at === null ? null : read(at.index);
-    said.value = found === null ? "" : tipWords(found);
+    announced.value = found === null ? "" : tipWords(found);
   };
 
   return (
@@ -105,7 +105,7 @@ export function Plot({ label, height = 200, make, deps, together, tip, format, m
         {held !== null && <TipBox at={held.at} frame={held.frame} read={read} />}
       </div>
       <p class="hidden" aria-live="polite">
-        {said.value}
+        {announced.value}
       </p>
     </div>
   );

@@ -35,8 +35,8 @@ export class LogReader {
     this.stop = new AbortController();
     this.busy = false;
     return this.once(async (signal) => {
-      const asked = at === null ? { tail: PIECE } : { offset: Math.max(0, at - PIECE / 2), most: PIECE };
-      const piece = await this.piece(asked, signal);
+      const requested = at === null ? { tail: PIECE } : { offset: Math.max(0, at - PIECE / 2), most: PIECE };
+      const piece = await this.piece(requested, signal);
       // The hub starts a tail at a line start if there is one.
       const begun = piece.offset === 0 || (at === null && bytesOf(piece).length < PIECE);
       let found = cutLines(bytesOf(piece), piece.offset, { begun, ended: reachesEnd(piece) });

@@ -141,8 +141,8 @@ function Git({ git }: { git: Record<string, unknown> | null }) {
 
 /** For an active run: the agent reports git in an event. */
 function gitOf(events: readonly RunEvent[]): Record<string, unknown> | null {
-  const said = events.find((event) => event.event === "context")?.["git"];
-  return isRecord(said) ? said : null;
+  const found = events.find((event) => event.event === "context")?.["git"];
+  return isRecord(found) ? found : null;
 }
 
 function Environment({ of }: { of: Record<string, string> }) {

@@ -69,7 +69,7 @@ function Chart({ front }: { front: FrontDocument }) {
   }, []);
   const layout = useMemo(() => (width > 0 ? frontLayout(front.points, width, HEIGHT) : null), [front, width]);
   const now = useSignal<number | null>(null);
-  const said = useSignal("");
+  const announced = useSignal("");
   const open = (index: number | null): void => {
     const run = index === null ? null : (front.points[index]?.run ?? null);
     if (run !== null) go({ screen: "run", runs: [run] });
@@ -81,7 +81,7 @@ function Chart({ front }: { front: FrontDocument }) {
     else if (next === undefined) return;
     else {
       now.value = next;
-      said.value = next === null ? "" : tipWords(tipOf(front, next));
+      announced.value = next === null ? "" : tipWords(tipOf(front, next));
     }
     event.preventDefault();
     event.stopPropagation();
@@ -107,7 +107,7 @@ function Chart({ front }: { front: FrontDocument }) {
         )}
       </div>
       <p class="hidden" aria-live="polite">
-        {said.value}
+        {announced.value}
       </p>
     </div>
   );

@@ -37,19 +37,19 @@ export function HangPanel({ run }: { run: OpenRun }) {
 function HangCard({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }) {
   const word = hang.text.heading;
   // The verdict right above has the same title; show only the details here.
-  const said = run.findings.value?.findings[0]?.kind === hang.kind;
+  const titleShown = run.findings.value?.findings[0]?.kind === hang.kind;
   return (
     <section class={`card hang ${now ? "now" : ""}`} aria-label={now ? "The job hangs" : "The job hung"}>
       <div class="hang-head" role={now ? "alert" : undefined}>
         <SeverityMark look={hang.text.look} large />
         <div>
-          {!said && <p class="hang-word">{word}</p>}
-          {said && now && <p class="hidden">{word}</p>}
-          <h2>{!said ? hang.title : now ? "Details of the hang" : word}</h2>
+          {!titleShown && <p class="hang-word">{word}</p>}
+          {titleShown && now && <p class="hidden">{word}</p>}
+          <h2>{!titleShown ? hang.title : now ? "Details of the hang" : word}</h2>
         </div>
       </div>
       <Since run={run} hang={hang} now={now} />
-      <HangBody run={run} hang={hang} now={now} said={said} />
+      <HangBody run={run} hang={hang} now={now} titleShown={titleShown} />
     </section>
   );
 }
@@ -78,7 +78,7 @@ function Folded({ run, hang }: { run: OpenRun; hang: Hang }) {
       {open && (
         <div class="finding-body">
           <Since run={run} hang={hang} now={false} />
-          <HangBody run={run} hang={hang} now={false} said={false} />
+          <HangBody run={run} hang={hang} now={false} titleShown={false} />
         </div>
       )}
     </details>
@@ -95,8 +95,8 @@ function Since({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }) {
   );
 }
 
-/** `said`: the title is already shown above, so do not repeat its content. */
-function HangBody({ run, hang, now, said }: { run: OpenRun; hang: Hang; now: boolean; said: boolean }) {
+/** `titleShown`: the title is already shown above, so do not repeat its content. */
+function HangBody({ run, hang, now, titleShown }: { run: OpenRun; hang: Hang; now: boolean; titleShown: boolean }) {
   const { culprits, waiting, call, stacks, flight, meaning, ring } = hang.text;
   return (
     <>
@@ -105,7 +105,7 @@ function HangBody({ run, hang, now, said }: { run: OpenRun; hang: Hang; now: boo
           <ul class="who">
             {culprits.rows.map(({ ranks, reason, where }) => (
               <li key={`${reason} ${ranks.join()}`}>
-                <RankButtons run={run} ranks={ranks} /> {!(said && where !== null && hang.title.includes(reason)) && <span class="reason">{reason}</span>}
+                <RankButtons run={run} ranks={ranks} /> {!(titleShown && where !== null && hang.title.includes(reason)) && <span class="reason">{reason}</span>}
                 {where !== null && (
                   <code class="line" title={where.file}>
                     {where.text}

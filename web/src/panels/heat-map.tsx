@@ -41,8 +41,8 @@ export function HeatMap({ run }: { run: OpenRun }) {
 function Map({ run, ranks }: { run: OpenRun; ranks: number }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const control = useSignal<HeatControl | null>(null);
-  const asked = useSignal<string | null>(null);
-  const value = useComputed(() => asked.value ?? (run.onDevice.value ? onDevice("work") : "work"));
+  const picked = useSignal<string | null>(null);
+  const value = useComputed(() => picked.value ?? (run.onDevice.value ? onDevice("work") : "work"));
   const stat = useSignal<Stat>("max");
   const help = useId();
   const nodes = useAnswer<NodesDocument>(run, "nodes", { limit: 2000 }, NODES_MS).value;
@@ -79,7 +79,7 @@ function Map({ run, ranks }: { run: OpenRun; ranks: number }) {
     <Card
       title="Ranks and steps"
       about={now?.piece.value ? grainWords(now.piece.value) : ""}
-      tools={now && <HeatTools control={now} value={value.value} choose={(chosen) => (asked.value = chosen)} stat={stat} choices={choices} hosts={hosts} />}
+      tools={now && <HeatTools control={now} value={value.value} choose={(chosen) => (picked.value = chosen)} stat={stat} choices={choices} hosts={hosts} />}
       csv={{ name: `${run.name}-${value.value}-by-rank`, make: () => table(now) }}
     >
       <div class="heat">

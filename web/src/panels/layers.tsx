@@ -33,8 +33,8 @@ export function LayersPanel({ run }: { run: OpenRun }) {
   const [rank, step] = [run.rank.value ?? named, run.step.value];
   const there = usual !== null && usual.rank !== null && (rank === null || usual.ranks.includes(rank));
   const special = there && (rank !== null || step !== null);
-  const asked = { ...(rank === null ? {} : { rank }), ...(step === null ? {} : { step }) };
-  const chosen = useAnswer<Answer>(run, special ? "layers" : null, special ? asked : {}, EVERY_MS).value;
+  const params = { ...(rank === null ? {} : { rank }), ...(step === null ? {} : { step }) };
+  const chosen = useAnswer<Answer>(run, special ? "layers" : null, special ? params : {}, EVERY_MS).value;
   if (usual === null || usual.rank === null) return null;
   const layers = special && chosen !== null && chosen.rank !== null && (rank === null || chosen.rank === rank) ? chosen : usual;
   return <Known run={run} layers={layers} usual={usual} named={named} missing={there ? null : rank} />;

@@ -11,7 +11,7 @@ interface LogViewProps {
   reader: LogReader;
   /** Byte offset of the mark; null: none. */
   here: number | null;
-  said: string;
+  hereText: string;
   /** Stay at the end while lines arrive. */
   follows: boolean;
   wanted: string;
@@ -20,7 +20,7 @@ interface LogViewProps {
 
 const EDGE_PX = 60;
 
-export function LogView({ reader, here, said, follows, wanted, label }: LogViewProps) {
+export function LogView({ reader, here, hereText, follows, wanted, label }: LogViewProps) {
   const box = useRef<HTMLDivElement>(null);
   const atEnd = useRef(true);
   const anchor = useRef<{ offset: number; top: number } | null>(null);
@@ -87,11 +87,11 @@ export function LogView({ reader, here, said, follows, wanted, label }: LogViewP
         </div>
         {lines.map((line, at) => (
           <Fragment key={line.offset}>
-            {at === mark && <Here said={said} />}
+            {at === mark && <Here hereText={hereText} />}
             <Line line={line} wanted={wanted.trim()} state={found.includes(at) ? (found[now.value] === at ? "found now" : "found") : ""} onMore={() => void reader.more(line)} />
           </Fragment>
         ))}
-        {mark === lines.length && <Here said={said} />}
+        {mark === lines.length && <Here hereText={hereText} />}
         {end < reader.size.value && (
           <div class="log-edge">
             <button type="button" class="quiet" onClick={later}>
@@ -104,8 +104,8 @@ export function LogView({ reader, here, said, follows, wanted, label }: LogViewP
   );
 }
 
-function Here({ said }: { said: string }) {
-  return <div class="log-here">{said}</div>;
+function Here({ hereText }: { hereText: string }) {
+  return <div class="log-here">{hereText}</div>;
 }
 
 function Line({ line, wanted, state, onMore }: { line: LogLine; wanted: string; state: string; onMore: () => void }) {

@@ -67,7 +67,7 @@ function Logs({ run, rank }: { run: OpenRun; rank: number }) {
       {reader.log.value.lines.length === 0 ? (
         <Nothing>{live ? "No output so far." : "No output."}</Nothing>
       ) : (
-        <LogView reader={reader} here={here} said={step === null ? "" : `step ${count(step)} begins about here${moment === null ? "" : `, ${clock(moment)}`}`} follows={live && step === null} wanted={wanted.value} label={title} />
+        <LogView reader={reader} here={here} hereText={step === null ? "" : `step ${count(step)} begins about here${moment === null ? "" : `, ${clock(moment)}`}`} follows={live && step === null} wanted={wanted.value} label={title} />
       )}
       {about && <LogEnd run={run} rank={about} />}
     </Card>

@@ -144,9 +144,9 @@ function useKnown(run: OpenRun, nodes: string | null) {
   const hosts = useAnswer<SamplesDocument>(run, resource, ask("host"), 30_000);
   const gpus = useAnswer<SamplesDocument>(run, resource, ask("gpu"), 30_000);
   const tooMany = hosts.failure?.trouble === "wrong";
-  const asked = hosts.value !== null && gpus.value !== null;
-  const why = asked ? "This run has no machine samples: it was too short (they are taken once per second), or sampling failed." : "Loading the machine samples …";
-  return { figures: known([gpus.value, hosts.value]), tooMany, none: asked, why: hosts.failure?.message ?? why };
+  const loaded = hosts.value !== null && gpus.value !== null;
+  const why = loaded ? "This run has no machine samples: it was too short (they are taken once per second), or sampling failed." : "Loading the machine samples …";
+  return { figures: known([gpus.value, hosts.value]), tooMany, none: loaded, why: hosts.failure?.message ?? why };
 }
 
 function useFewNodes(run: OpenRun, wanted: boolean): string | null {

@@ -83,8 +83,8 @@ export function throughDrawn(forecast: Forecast, x: readonly number[], curves: r
 export function forecastWords(forecast: Forecast): string {
   const pace = `${bytes(forecast.perStep)} more per step`;
   if (forecast.endStep === null) return `${pace}; when it is full is unknown`;
-  const said = /, after another ([^,;]+)\.$/.exec(forecast.title)?.[1];
-  const when = forecast.inSeconds === null ? "" : `, after another ${said ?? duration(forecast.inSeconds * 1e9)}`;
+  const worded = /, after another ([^,;]+)\.$/.exec(forecast.title)?.[1];
+  const when = forecast.inSeconds === null ? "" : `, after another ${worded ?? duration(forecast.inSeconds * 1e9)}`;
   return `${pace}; full at step ${count(forecast.endStep)}${when}`;
 }
 

@@ -39,8 +39,8 @@ function MemoryOf({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole
   const steps = useSlowly(run.seen, CALM_MS) ?? all;
   const device = useMemo(() => deviceCurves(steps), [steps]);
   const clock = useMemo(() => new StepClock(all), [all]);
-  const asked = { kind: "process", fields: "rss,rss_file", bins: 300, limit: 1024, ...wallSpan(run.view.value, whole, clock) };
-  const samples = useAnswer<SamplesDocument>(run, "samples", asked, 5000);
+  const params = { kind: "process", fields: "rss,rss_file", bins: 300, limit: 1024, ...wallSpan(run.view.value, whole, clock) };
+  const samples = useAnswer<SamplesDocument>(run, "samples", params, 5000);
   const host = useMemo(() => (samples.value === null ? null : hostCurves(samples.value, clock, WORST)), [samples.value, run.status.value?.over === true ? clock : null]);
   const found = forecasts(run.findings.value?.findings ?? []);
   const ofDevice = found.find(({ which }) => which.startsWith("device")) ?? null;

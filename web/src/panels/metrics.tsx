@@ -23,8 +23,8 @@ export function MetricsPanel({ run }: { run: OpenRun }) {
   const view = run.view.value;
   const all = useSlowly(run.steps, CALM_MS);
   const whole = extent(all);
-  const asked = view === null ? { bins: BINS } : { bins: BINS, first: view.first, last: view.last };
-  const answer = useAnswer<MetricsDocument>(run, "metrics", asked, 3000).value;
+  const params = view === null ? { bins: BINS } : { bins: BINS, first: view.first, last: view.last };
+  const answer = useAnswer<MetricsDocument>(run, "metrics", params, 3000).value;
   const noted = answer?.metrics.filter(({ step }) => step.length > 0) ?? [];
   const metrics = useMemo(() => (all === null || noted.length === 0 ? noted : [...noted, paceOf(all)]), [answer, all]);
   const lost = lostSince(run.findings.value?.findings ?? []);

@@ -21,9 +21,9 @@ export function RankTable({ run }: { run: OpenRun }) {
   const device = run.onDevice.value;
   const number = /^\d{1,9}$/.test(wanted.value.trim()) ? Number(wanted.value.trim()) : null;
   const limit = long.value ? MORE : SHOWN;
-  const asked = number === null ? { order: device ? onDevice(order.value) : order.value, limit } : { ranks: `${number}-${number}`, limit };
-  const said = useAnswer<RanksDocument>(run, "ranks", asked).value;
-  const answer = said && onClock(said, device);
+  const params = number === null ? { order: device ? onDevice(order.value) : order.value, limit } : { ranks: `${number}-${number}`, limit };
+  const ranks = useAnswer<RanksDocument>(run, "ranks", params).value;
+  const answer = ranks && onClock(ranks, device);
   const total = run.status.value?.ranks ?? 0;
   const phases = ordered(device ? Object.keys(run.steps.value?.device_mean_ns ?? {}) : (run.status.value?.phases ?? []));
   return (

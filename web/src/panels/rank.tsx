@@ -42,8 +42,8 @@ export function RankPanel({ run }: { run: OpenRun }) {
 
 function OneRank({ run, rank, several }: { run: OpenRun; rank: number; several: boolean }) {
   const view = run.view.value;
-  const asked = view === null ? { bins: BINS } : { bins: BINS, first: view.first, last: view.last };
-  const answer = useAnswer<RankDocument>(run, `ranks/${rank}`, asked);
+  const params = view === null ? { bins: BINS } : { bins: BINS, first: view.first, last: view.last };
+  const answer = useAnswer<RankDocument>(run, `ranks/${rank}`, params);
   const tools = several && <Ways run={run} rank={rank} />;
   const title = `Rank ${rank}`;
   if (answer.value === null || answer.value.rank !== rank) {

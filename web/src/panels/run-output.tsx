@@ -26,7 +26,7 @@ export function RunOutput({ run }: { run: OpenRun }) {
   return (
     <Card title="Output" about={lines > 0 ? path : undefined}>
       {lines > 0 ? (
-        <LogView reader={reader} here={null} said="" follows={live} wanted="" label="Output of the run" />
+        <LogView reader={reader} here={null} hereText="" follows={live} wanted="" label="Output of the run" />
       ) : (
         <Nothing>{!known ? "Loading the output …" : live ? "No output so far." : "There was no output, or it was not kept."}</Nothing>
       )}

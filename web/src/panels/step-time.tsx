@@ -45,8 +45,8 @@ function Steps({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole: V
   const steps = stretch ?? all;
   const hostPhases = useMemo(() => phasesOf(all), [all]);
   const timed = useMemo(() => ordered(devicePhases(all)), [all]);
-  const asked = useSignal<boolean | null>(null);
-  const device = (asked.value ?? run.onDevice.value) && timed.length > 0;
+  const picked = useSignal<boolean | null>(null);
+  const device = (picked.value ?? run.onDevice.value) && timed.length > 0;
   const phases = device ? timed : hostPhases;
   const several = all.ranks.some((ranks) => ranks > 1);
   const view = run.view.value;
@@ -70,7 +70,7 @@ function Steps({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole: V
       about={`${aboutWords(choice.whose, several, timed.length > 0)}${run.about.value?.reading === true ? "; the hub is still reading the earlier steps" : ""}`}
       tools={
         <>
-          {timed.length > 0 && <Clocks device={device} choose={(chosen) => (asked.value = chosen)} />}
+          {timed.length > 0 && <Clocks device={device} choose={(chosen) => (picked.value = chosen)} />}
           {several && <Choices shown={shown} device={device} />}
         </>
       }

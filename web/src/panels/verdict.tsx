@@ -114,18 +114,18 @@ function Announced({ found }: { found: FindingsDocument | null }) {
   const finding = found?.findings[0];
   const key = found === null ? null : finding === undefined ? "" : findingKey(finding);
   const before = useRef<string | null>(null);
-  const [said, setSaid] = useState("");
+  const [announced, setAnnounced] = useState("");
   useEffect(() => {
     const known = before.current;
     before.current = key;
     if (key === null || known === null || known === key) return;
-    setSaid(finding === undefined ? "The verdict was withdrawn." : `New verdict: ${finding.title}`);
-    const timer = setTimeout(() => setSaid(""), SAID_MS);
+    setAnnounced(finding === undefined ? "The verdict was withdrawn." : `New verdict: ${finding.title}`);
+    const timer = setTimeout(() => setAnnounced(""), SAID_MS);
     return () => clearTimeout(timer);
   }, [key]);
   return (
     <p class="hidden" role="status" aria-live="polite">
-      {said}
+      {announced}
     </p>
   );
 }

@@ -37,10 +37,10 @@ export function readView(query: string): ListView {
 
 export function writeView(view: ListView): string {
   const params = new URLSearchParams();
-  const said: [string, string][] = [["q", view.search], ["status", view.status], ["tag", view.tag]];
-  if (view.column !== NEWEST.column) said.push(["sort", view.column]);
-  if (view.down !== sortedBy(view.column).down) said.push(["order", "reverse"]);
-  for (const [name, value] of said) if (value !== "") params.set(name, value);
+  const pairs: [string, string][] = [["q", view.search], ["status", view.status], ["tag", view.tag]];
+  if (view.column !== NEWEST.column) pairs.push(["sort", view.column]);
+  if (view.down !== sortedBy(view.column).down) pairs.push(["order", "reverse"]);
+  for (const [name, value] of pairs) if (value !== "") params.set(name, value);
   return params.toString();
 }
 

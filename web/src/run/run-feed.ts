@@ -90,8 +90,8 @@ export class RunFeed {
 
   /** Change the name, tags or note of a run. */
   async label(id: string, labels: Partial<Labels>): Promise<void> {
-    const said = await this.source.change<Labels>("POST", `runs/${encoded(id)}/labels`, labels);
-    const change = (row: RunRow): RunRow => (row.id === id ? { ...row, ...said, name: said.name || row.name } : row);
+    const saved = await this.source.change<Labels>("POST", `runs/${encoded(id)}/labels`, labels);
+    const change = (row: RunRow): RunRow => (row.id === id ? { ...row, ...saved, name: saved.name || row.name } : row);
     this.rows.value = this.rows.value?.map(change) ?? null;
     if (labels.name === "") void this.ask(); // only the hub knows the original name
   }

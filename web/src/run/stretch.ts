@@ -25,8 +25,8 @@ export function question(view: View, whole: View, pixels: number): Question {
   const first = Math.max(whole.first, Math.floor(view.first / raster) * raster);
   const end = Math.ceil((view.last + 1) / raster) * raster - 1;
   const last = end >= whole.last ? null : end;
-  const asked = (last ?? Math.max(whole.last, view.last)) - first + 1;
-  const bins = Math.ceil(((pixels / 2) * asked) / length / 64) * 64;
+  const requested = (last ?? Math.max(whole.last, view.last)) - first + 1;
+  const bins = Math.ceil(((pixels / 2) * requested) / length / 64) * 64;
   return { first, last, bins: Math.min(4096, Math.max(64, bins)) };
 }
 

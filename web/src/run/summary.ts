@@ -39,7 +39,7 @@ export function useSummary(run: OpenRun): SummaryDocument | null {
 function keep(run: OpenRun, answer: Signal<SummaryDocument | null>): () => void {
   const stop = new AbortController();
   let askedMs = -Infinity;
-  let asked = "";
+  let requested = "";
   const done = effect(() => {
     const about = run.about.value;
     void run.beat.value;
@@ -47,16 +47,16 @@ function keep(run: OpenRun, answer: Signal<SummaryDocument | null>): () => void 
     const status = run.status.value;
     const state = JSON.stringify([status?.over, status?.attempt, status?.status]);
     const now = performance.now();
-    if (about === null || (state === asked && (status?.over === true || now - askedMs < PAUSE_MS))) return;
+    if (about === null || (state === requested && (status?.over === true || now - askedMs < PAUSE_MS))) return;
     askedMs = now;
-    asked = state;
+    requested = state;
     run.get<SummaryDocument>("summary", { keys: KEYS }, stop.signal).then(
       (found) => {
         answer.value = found;
       },
       (error: unknown) => {
         // Requested again at the next beat after a pause; until then the old answer stays.
-        if (!aborted(error)) asked = "";
+        if (!aborted(error)) requested = "";
       },
     );
   });

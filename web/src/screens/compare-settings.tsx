@@ -55,9 +55,9 @@ function text(value: Value): string | null {
 
 /** In a long text, words that the baseline lacks are marked. */
 function Shown({ value, baseline }: { value: Value; baseline: Value }) {
-  const said = text(value);
-  if (said === null) return <span class="muted">not set</span>;
-  const words = ownWords(said, text(baseline));
-  if (words.length < 4) return <code>{said}</code>;
+  const shown = text(value);
+  if (shown === null) return <span class="muted">not set</span>;
+  const words = ownWords(shown, text(baseline));
+  if (words.length < 4) return <code>{shown}</code>;
   return <code>{words.map(({ text: word, own }, at) => (own ? <mark key={at}>{word}</mark> : word))}</code>;
 }

@@ -37,7 +37,7 @@ export function HistoryChart({ source, rows, tag }: { source: Source; rows: read
         {answer.command.length > 0 && <code title={answer.command.join(" ")}>{answer.command.join(" ")}</code>}
       </div>
       <Chart answer={answer} />
-      <ul class="history-said">
+      <ul class="history-sentences">
         {answer.sentences.map((text) => (
           <li key={text} class={text.startsWith("Slower") || text.startsWith("Gradually slower") ? "slower" : ""}>
             {text}

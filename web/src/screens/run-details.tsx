@@ -69,8 +69,8 @@ function LabelForm({ row, feed }: { row: RunRow; feed: RunFeed }) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState("");
   const save = async (form: HTMLFormElement): Promise<void> => {
-    const said = new FormData(form);
-    const text = (name: string): string => String(said.get(name) ?? "").trim();
+    const fields = new FormData(form);
+    const text = (name: string): string => String(fields.get(name) ?? "").trim();
     const name = text("name");
     setBusy(true);
     try {

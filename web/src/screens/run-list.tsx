@@ -73,8 +73,8 @@ export function RunList({ source }: { source: Source }) {
 
 function Found({ feed, source, view }: { feed: RunFeed; source: Source; view: ListView }) {
   const rows = feed.rows.value ?? [];
-  const said = writeView(view);
-  const found = useMemo(() => chosenRows(rows, view), [rows, said]);
+  const query = writeView(view);
+  const found = useMemo(() => chosenRows(rows, view), [rows, query]);
   const pages = Math.max(1, Math.ceil(found.length / PER_PAGE));
   const at = Math.min(page.value, pages - 1);
   const change = (by: Partial<ListView>): void => {

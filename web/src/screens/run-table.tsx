@@ -151,14 +151,14 @@ function Row({ row, now, noted, committed, chosen, open, onChoose, onTag, onOpen
           </div>
         )}
         {(tags.length > 0 || row.note) && (
-          <div class="run-said">
+          <div class="run-labels">
             {tags.map((tag) => (
               <button key={tag} type="button" class="tag" aria-label={`Show runs with the tag ${tag}`} onClick={() => onTag(tag)}>
                 {tag}
               </button>
             ))}
             {row.note && (
-              <span class="run-said-note" title={row.note}>
+              <span class="run-labels-note" title={row.note}>
                 {row.note}
               </span>
             )}

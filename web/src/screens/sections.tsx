@@ -27,8 +27,8 @@ export function Sections() {
     let known: HTMLElement[] = [];
     const list = (): void => {
       const found = sections(main);
-      const said = found.map(nameOf);
-      if (said.join("\n") !== names.peek().join("\n")) names.value = said;
+      const labels = found.map(nameOf);
+      if (labels.join("\n") !== names.peek().join("\n")) names.value = labels;
       for (const gone of known.filter((section) => !found.includes(section))) {
         reading.unobserve(gone);
         inView.delete(gone);

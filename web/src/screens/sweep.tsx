@@ -1,4 +1,4 @@
-/** A sweep of this hub: the front of its variants. The hub writes the document; asked again while trials are missing. */
+/** A sweep of this hub: the front of its variants. The hub writes the document; requested again while trials are missing. */
 
 import { useEffect, useState } from "preact/hooks";
 import { LIST, encoded } from "../address";

@@ -12,19 +12,19 @@ interface CopyProps {
 const SHOWN_MS = 2000;
 
 export function CopyButton({ text, what }: CopyProps) {
-  const [said, setSaid] = useState("");
+  const [notice, setNotice] = useState("");
   useEffect(() => {
-    if (!said) return;
-    const timer = setTimeout(() => setSaid(""), SHOWN_MS);
+    if (!notice) return;
+    const timer = setTimeout(() => setNotice(""), SHOWN_MS);
     return () => clearTimeout(timer);
-  }, [said]);
+  }, [notice]);
   return (
     <>
-      <button type="button" class="quiet" aria-label={`Copy ${what}`} onClick={() => void copied(text).then((done) => setSaid(done ? "Copied" : "Cannot copy here"))}>
-        {said || "Copy"}
+      <button type="button" class="quiet" aria-label={`Copy ${what}`} onClick={() => void copied(text).then((done) => setNotice(done ? "Copied" : "Cannot copy here"))}>
+        {notice || "Copy"}
       </button>
       <span class="hidden" role="status">
-        {said}
+        {notice}
       </span>
     </>
   );

@@ -34,8 +34,8 @@ export function token(name: string): string {
 
 function kept(): Theme | null {
   try {
-    const said = localStorage.getItem(KEPT);
-    return said === "light" || said === "dark" ? said : null;
+    const stored = localStorage.getItem(KEPT);
+    return stored === "light" || stored === "dark" ? stored : null;
   } catch {
     return null;
   }

@@ -4,22 +4,22 @@ import { signal } from "@preact/signals";
 import "./toast.css";
 
 const SHOWN_MS = 4000;
-const said = signal("");
+const message = signal("");
 let timer: ReturnType<typeof setTimeout> | undefined;
 
 export function tell(words: string): void {
   clearTimeout(timer);
-  said.value = words;
+  message.value = words;
   timer = setTimeout(() => {
-    said.value = "";
+    message.value = "";
   }, SHOWN_MS);
 }
 
 /** Mounted once, also while empty: a live region must exist before its text. */
 export function Toast() {
   return (
-    <div class="toast" role="status" data-shown={said.value !== ""}>
-      {said.value}
+    <div class="toast" role="status" data-shown={message.value !== ""}>
+      {message.value}
     </div>
   );
 }

@@ -1,7 +1,7 @@
 /** Request for a part of the map: no more cells than pixels, slightly beyond the edges, aligned to a fixed grid. */
 
 import type { Params } from "../api/source";
-import type { Asked, Piece } from "./heat-piece";
+import type { HeatRequest, Piece } from "./heat-piece";
 import type { HeatWindow } from "./heat-window";
 
 /** The hub's limits (docs/api.md, "heat"). */
@@ -19,7 +19,7 @@ export interface Pixels {
 }
 
 /** The request for the visible part of `all` at this pixel size. */
-export function questionFor(seen: HeatWindow, all: HeatWindow, pixels: Pixels): Asked {
+export function questionFor(seen: HeatWindow, all: HeatWindow, pixels: Pixels): HeatRequest {
   const steps = beyond(seen.step0, seen.step1, all.step0, all.step1);
   const ranks = beyond(seen.rank0, seen.rank1, all.rank0, all.rank1);
   let width = Math.max(1, pixels.width);
@@ -29,21 +29,21 @@ export function questionFor(seen: HeatWindow, all: HeatWindow, pixels: Pixels): 
     const rankSpan = Math.max(1, Math.ceil((seen.rank1 - seen.rank0) / height), Math.ceil((ranks[1] - ranks[0]) / MOST_ROWS));
     const [step0, step1] = cut(steps, stepSpan, all.step1);
     const [rank0, rank1] = cut(ranks, rankSpan, all.rank1);
-    const asked = { window: { step0, step1, rank0, rank1 }, stepSpan, rankSpan };
-    const { rows, columns } = shapeOf(asked);
-    if (rows * columns <= MOST_CELLS && rows <= MOST_ROWS && columns <= MOST_COLUMNS) return asked;
+    const requested = { window: { step0, step1, rank0, rank1 }, stepSpan, rankSpan };
+    const { rows, columns } = shapeOf(requested);
+    if (rows * columns <= MOST_CELLS && rows <= MOST_ROWS && columns <= MOST_COLUMNS) return requested;
     width *= 0.9;
     height *= 0.9;
   }
 }
 
-export function shapeOf({ window, stepSpan, rankSpan }: Asked): { rows: number; columns: number } {
+export function shapeOf({ window, stepSpan, rankSpan }: HeatRequest): { rows: number; columns: number } {
   return { rows: Math.ceil((window.rank1 - window.rank0) / rankSpan), columns: Math.ceil((window.step1 - window.step0) / stepSpan) };
 }
 
-export function paramsOf(asked: Asked, value: string, stat: string): Params {
-  const { window } = asked;
-  const { rows, columns } = shapeOf(asked);
+export function paramsOf(requested: HeatRequest, value: string, stat: string): Params {
+  const { window } = requested;
+  const { rows, columns } = shapeOf(requested);
   return {
     value,
     stat,
@@ -57,15 +57,15 @@ export function paramsOf(asked: Asked, value: string, stat: string): Params {
 
 /** Whether a piece shows that window as well as the hub could at this pixel size. */
 export function serves(piece: Piece, seen: HeatWindow, pixels: Pixels): boolean {
-  const { asked } = piece;
+  const { requested } = piece;
   const covers =
-    asked.window.step0 <= seen.step0 && asked.window.step1 >= seen.step1 && asked.window.rank0 <= seen.rank0 && asked.window.rank1 >= seen.rank1;
+    requested.window.step0 <= seen.step0 && requested.window.step1 >= seen.step1 && requested.window.rank0 <= seen.rank0 && requested.window.rank1 >= seen.rank1;
   if (!covers) return false;
   const stepPixels = (pixels.width / (seen.step1 - seen.step0)) * piece.stepSpan;
   const rankPixels = (pixels.height / (seen.rank1 - seen.rank0)) * piece.rankSpan;
   if (stepPixels < LEAST_PIXELS || rankPixels < LEAST_PIXELS) return false;
-  const wanted = questionFor(seen, asked.window, pixels);
-  return asked.stepSpan <= wanted.stepSpan && asked.rankSpan <= wanted.rankSpan;
+  const wanted = questionFor(seen, requested.window, pixels);
+  return requested.stepSpan <= wanted.stepSpan && requested.rankSpan <= wanted.rankSpan;
 }
 
 function beyond(from: number, to: number, least: number, most: number): [number, number] {
