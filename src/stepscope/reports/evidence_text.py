@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any
 
 from stepscope.flight.wording import spans_text
@@ -100,6 +101,7 @@ _UNIT_AT_END = re.compile(r"_(wall_ns|ms|us|ns|bytes|share|percent|mhz|bps|ps|s|
 _UNIT_INSIDE = re.compile(r"_(wall_ns|ms|bytes|share|ns|mb)_")
 
 
+@lru_cache(4096)
 def key_name(key: str) -> str:
     """``peak_allocated_bytes`` → ``peak allocated``."""
     if key in NAMES:
@@ -170,11 +172,16 @@ UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
 """By the end of the key, the longest first."""
 
 
+@lru_cache(4096)
+def _unit_of(key: str) -> Callable[[float], str]:
+    return next((write for end, write in UNITS if key.endswith(end)), _plain_number)
+
+
 def figure_text(key: str, value: float) -> str:
     """A number with its unit; names from the kernel or torch may end like a unit without having one."""
     if not math.isfinite(value):
         return "–"
-    write = next((write for end, write in UNITS if key.endswith(end)), _plain_number)
+    write = _unit_of(key)
     return write(value).replace("-", "−", 1) if value < 0 else write(value)
 
 
@@ -227,7 +234,8 @@ def facts_sections(facts: Any) -> list[dict[str, Any]]:
 def flat_text(value: Any, key: str = "") -> str:
     """A value in one line: ``loss 0.25, epoch 3``."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{row['name']} {_flat(row['value'])}" for row in evidence_rows(value))
+        known = [(str(name), inner) for name, inner in value.items() if not _is_empty(inner)]
+        return ", ".join(f"{key_name(name)} {_flat(_shown(name, inner, 0))}" for name, inner in known)
     return "" if value is None else _flat(_shown(key, value, 0))
 
 
