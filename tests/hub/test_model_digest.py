@@ -82,10 +82,10 @@ def test_waiting_is_booked_as_the_store_does_it() -> None:
     random = np.random.default_rng(1)
     records = [records_of(one) for one in series]
     for rows, _ in records:
-        rows["ddp_compute_ns"] = random.integers(1, 9e6, 12)
+        rows["ddp_compute_ns"] = random.integers(1, 9_000_000, 12)
         rows["ddp_compute_ns"][[0, 7]] = 0
-        rows["ddp_exposed_ns"] = random.integers(0, 3e7, 12)
-        rows["ddp_comm_ns"] = random.integers(0, 3e7, 12)
+        rows["ddp_exposed_ns"] = random.integers(0, 30_000_000, 12)
+        rows["ddp_comm_ns"] = random.integers(0, 30_000_000, 12)
     live = LiveRun()
     introduce(live, series)
     for steps in (range(5), range(5, 6), range(6, 12)):
