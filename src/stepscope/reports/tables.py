@@ -679,7 +679,7 @@ def _largest(rows: Iterable[Mapping[str, Any]], key: str, *, steps: str | None =
 
 def _node_row(window: Window, key: tuple[Any, ...], lines: Lines, probes: Lines) -> dict[str, Any]:
     available = extremes(lines, "mem_available", "min")
-    own = [row for row, host in enumerate(window.hosts) if (host,) == key]
+    own = window.rows_of_host.get(key[0], [])
     steady = _of_steady_steps(window, own, lines)
     return {
         "node": str(key[0]),

@@ -556,7 +556,10 @@ def host_readings(view: View) -> tuple[list[str], Readings]:
     columns = _columns(view.window.lines.get("host", ()), SAMPLE_KEYS["host"])
     keys, which = _distinct(columns, "node")
     readings = _readings(columns, which, keys, {(host,): index for index, host in enumerate(hosts)})
-    on_host = [[row for row, name in enumerate(view.hosts) if name == host] for host in hosts]
+    rows_of: dict[object, list[int]] = {}
+    for row, name in enumerate(view.hosts):
+        rows_of.setdefault(name, []).append(row)
+    on_host = [rows_of.get(host, []) for host in hosts]
     return hosts, _in_steady_steps_only(view, readings, on_host)
 
 
@@ -614,9 +617,9 @@ def gpu_readings(view: View) -> tuple[list[Gpu], Readings]:
         )
         for ((node, _, index, name), rows), total in zip(used.items(), totals, strict=True)
     ]
-    of_host = {
-        host: [row for row, identity in enumerate(identities) if identity.host == host] for host in set(view.hosts)
-    }
+    of_host: dict[str, list[int]] = {}
+    for row, identity in enumerate(identities):
+        of_host.setdefault(identity.host, []).append(row)
     on_gpu = [gpu.rows or of_host[gpu.node] for gpu in gpus]
     return gpus, _in_steady_steps_only(view, readings, on_gpu, far_apart=True)
 

@@ -474,6 +474,13 @@ class Window:
         return found
 
     @cached_property
+    def rows_of_host(self) -> dict[object, list[int]]:
+        found: dict[object, list[int]] = {}
+        for row, host in enumerate(self.hosts):
+            found.setdefault(host, []).append(row)
+        return found
+
+    @cached_property
     def steady(self) -> NDArray[np.bool_]:
         """[S]; all but the steps set aside."""
         return _steady(self.steps, self.warmup)

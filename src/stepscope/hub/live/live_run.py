@@ -509,6 +509,8 @@ class LiveRun(Intake):
     _steady_at: tuple[tuple[int, ...], NDArray[np.bool_]] | None = None
     """The last answer of ``steady_rows``, and for which steps."""
     _clock_at: tuple[tuple[int, ...], str] | None = None
+    _means_at: tuple[tuple[int, ...], dict[str, NDArray[np.float32]], dict[str, NDArray[np.float32]]] | None = None
+    """The means of all ranks, and for which steps: the page of every rank needs them."""
 
     def note_request(self) -> None:
         """Note that a client asked for this run."""
@@ -578,9 +580,11 @@ class LiveRun(Intake):
         self.settle()
         of, rings = self.registry.of, self.ring_of
         shown = of["shown"][rings]
-        means = self.means(("wall", "work", *self.used_phases()))
-        device = self.device_means()
-        means |= {f"device:{name}": values for name, values in device.items()}
+        key = self.version, *self._window_key()
+        if self._means_at is None or self._means_at[0] != key:
+            self._means_at = key, self.means(("wall", "work", *self.used_phases())), self.device_means()
+        _, host, device = self._means_at
+        means = host | {f"device:{name}": values for name, values in device.items()}
         place = np.argsort(shown) if order not in means else np.lexsort((shown, -means[order]))
         if chosen is not None:
             place = place[np.isin(shown[place], list(chosen))]
