@@ -15,18 +15,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stepscope.diagnosis.rulebook import RULES
+from stepscope.diagnosis import rulebook
 from stepscope.judge import thresholds
 from stepscope.judge.chain import Rule, Scope
 from stepscope.records.text import bytes_text, ns_text, share_text
+from stepscope.traces import rulebook as trace_rulebook
+from stepscope.traces.rules import thresholds as trace_thresholds
 
 __all__ = ["PAGES", "current_page", "tables"]
 
 BEGIN, END = "<!-- rules: written by make rule-table -->", "<!-- end of rules -->"
 ROOT = Path(__file__).parent.parent
 
-PAGES: dict[str, tuple[Sequence[Rule[Any]], ModuleType]] = {"docs/diagnosis.md": (RULES, thresholds)}
-"""The rules of each page, and the module with their thresholds."""
+PAGES: dict[str, tuple[Sequence[Rule[Any]], Sequence[ModuleType]]] = {
+    "docs/diagnosis.md": (rulebook.RULES, [thresholds]),
+    "docs/trace-findings.md": (trace_rulebook.RULES, [trace_thresholds, thresholds]),
+}
+"""The rules of each page, and the modules with their thresholds."""
 
 WHOLE_PERCENT = 0.01
 UNITS: dict[str, Callable[[float], str]] = {
@@ -38,12 +43,12 @@ UNITS: dict[str, Callable[[float], str]] = {
 }
 
 
-def tables(rules: Sequence[Rule[Any]], numbers: ModuleType) -> str:
+def tables(rules: Sequence[Rule[Any]], numbers: Sequence[ModuleType]) -> str:
     """Both tables, in Markdown."""
     lines = ["| | rule | findings | needs | may claim | main thresholds |", "|---|---|---|---|---|---|"]
     for place, rule in enumerate(rules, 1):
         needs = ", ".join(sorted(need.value for need in rule.needs)) or "nothing"
-        numbers_text = ", ".join(f"`{name}` {_value(name, getattr(numbers, name))}" for name in rule.thresholds)
+        numbers_text = ", ".join(f"`{name}` {_value(name, numbers)}" for name in rule.thresholds)
         lines.append(
             f"| {place} | {rule.name} | {_kinds(rule.kinds)} | {needs} | {_scope_text(rule)} | {numbers_text} |"
         )
@@ -87,7 +92,8 @@ def _scope_text(rule: Rule[Any]) -> str:
     return "; ".join(filter(None, (phases, ranks, steps, later)))
 
 
-def _value(name: str, value: float) -> str:
+def _value(name: str, numbers: Sequence[ModuleType]) -> str:
+    value = next(getattr(module, name) for module in numbers if hasattr(module, name))
     unit = next((words for suffix, words in UNITS.items() if name.endswith(suffix)), None)
     return unit(value) if unit else f"{value:g}"
 

@@ -93,7 +93,7 @@ class Claims:
 class Need(Enum):
     """What a rule needs to say anything; without it the chain passes over the rule."""
 
-    STEPS = "enough steady steps"
+    STEPS = "enough steps"
     RANKS = "several ranks"
     HOSTS = "several hosts"
     WAITING = "measured waiting"
