@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import uvloop
 from fakes.cluster import Cluster, slow_at
 from made_runs import WALL_NS, Feed, append_steps, record, sidecar_of
 
@@ -25,7 +26,7 @@ from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
 from stepscope.hub.limits import ServerLimits
 from stepscope.hub.runs import Runs
-from stepscope.hub.server import Server, run_loop
+from stepscope.hub.server import Server
 from stepscope.hub.transport import TlsFiles
 from stepscope.records.hang import Culprit, HangRecord, StackGroup, ThreadStack
 from stepscope.records.hang import Frame as StackFrame
@@ -94,7 +95,7 @@ class Hub:
         self._tls = tls
         self._ready = threading.Event()
         self._limits = limits
-        self._thread = threading.Thread(target=lambda: run_loop(self._serve(make)), name="hub")
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._serve(make)), name="hub")
         self._thread.start()
         assert self._ready.wait(30)
         self.client = httpx.Client(base_url=self.url, timeout=60)

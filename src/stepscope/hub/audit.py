@@ -11,6 +11,9 @@ line.  A node gets a line when its session begins and one, with figures, when it
 
 Tokens and query strings are never passed in.  A path that cannot belong to the API is logged as ``other``.
 
+The standard library's RotatingFileHandler would follow a link that another user put in the place of the file, has no
+lock against a second hub (``serve`` writes one file for all), and leaves half a line when the disk is full.
+
 ``note`` only changes memory, in the hub's event loop; ``keep`` writes once a second, in a thread.  If the file cannot
 be written, or is not a regular file owned by the user, the hub continues: this is reported once, and a limited number
 of lines is kept for later.
@@ -128,18 +131,18 @@ class AuditLog:
         who, address, method, run = who[:_TEXT], address[:_TEXT], method[:_TEXT], run[:_TEXT]
         line: dict[str, Any] = {"event": event, "via": via, "who": who, "address": address, "method": method}
         line |= {"route": route, "run": run, "status": status}
-        again = line
+        counted = line
         if via == "unknown":  # strangers choose what they request: log only the first request, count the rest together
-            again = {"event": event, "via": via, "address": address, "status": status}
-        key: tuple[Any, ...] = tuple(again.values())
+            counted = {"event": event, "via": via, "address": address, "status": status}
+        key: tuple[Any, ...] = tuple(counted.values())
         seen = self._repeated.get(key)
         if seen is None:
             group = (via, who)
             if self._groups[group] >= (STRANGERS if via == "unknown" else LINES) or len(self._repeated) >= OPEN:
-                again = {"event": event, "via": via, "who": who, "others": True}
-                if len(self._repeated) >= OPEN and tuple(again.values()) not in self._repeated:
-                    again = {"event": event, "via": via, "others": True}
-                line, key, figures = again, tuple(again.values()), {}
+                counted = {"event": event, "via": via, "who": who, "others": True}
+                if len(self._repeated) >= OPEN and tuple(counted.values()) not in self._repeated:
+                    counted = {"event": event, "via": via, "others": True}
+                line, key, figures = counted, tuple(counted.values()), {}
                 seen = self._repeated.get(key)
         when = self._time()
         if seen is not None:
@@ -149,7 +152,7 @@ class AuditLog:
                 before = seen.figures.get(name, 0)
                 seen.figures[name] = before + value if isinstance(value, int) and isinstance(before, int) else value
             return
-        self._repeated[key] = _Repeated(line=again, group=group, since_s=self.clock())
+        self._repeated[key] = _Repeated(line=counted, group=group, since_s=self.clock())
         self._groups[group] += 1
         self._queue({"time": when, **line, **figures})
 

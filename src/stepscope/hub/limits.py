@@ -36,7 +36,8 @@ __all__ = [
 
 # -- token buckets ----------------------------------------------------------------------------------------------------
 # How often something may happen: a bucket of tokens that fills at a steady rate.  Pure arithmetic; the caller passes
-# the time.
+# the time.  Libraries (limits, aiolimiter) read a clock themselves, and remember each source for as long as its window:
+# an attacker with many addresses decides how much memory that takes.
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -80,7 +81,7 @@ class Buckets(Generic[Key]):
         bucket = self._buckets.get(key)
         if bucket is None:
             if len(self._buckets) >= self._most:
-                self._buckets = {known: kept for known, kept in self._buckets.items() if not kept.full(now_s)}
+                self._buckets = {known: bucket for known, bucket in self._buckets.items() if not bucket.full(now_s)}
                 if len(self._buckets) >= self._most:
                     return self._burst / self._rate
             bucket = self._buckets[key] = Bucket(rate=self._rate, burst=self._burst, now_s=now_s)

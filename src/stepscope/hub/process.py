@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from stepscope.agent.job_context import Control
 from stepscope.errors import HubError, RunError
 from stepscope.hub.active_run import recent_run, whole_run
@@ -37,7 +39,7 @@ from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.rules import RuleLoop, keep_up
 from stepscope.hub.open_run import FinalSummary
 from stepscope.hub.runs import Runs, final_of
-from stepscope.hub.server import Server, run_loop
+from stepscope.hub.server import Server
 from stepscope.hub.transport import TlsFiles
 from stepscope.records import run_clock
 from stepscope.records.paths import helper_command
@@ -91,7 +93,7 @@ def serve_run(settings: HubSettings) -> int:
         raise HubError(f"{settings.run_dir} contains no valid hub.json, so the hub's address is unknown")
     with socket.socket(fileno=settings.fd) as listening:
         listening.set_inheritable(False)
-        orphaned = run_loop(_Hub(settings, about, listening).run())
+        orphaned = uvloop.run(_Hub(settings, about, listening).run())
     if orphaned:
         _finish_alone(settings, _tls(settings, about))
     return 0

@@ -6,6 +6,12 @@ It runs uvicorn's HTTP protocol on a socket that is already bound.  Connections 
 loop, so that a stranger is counted before a handshake is computed for it.  Only uvicorn's protocol is used, without
 its signal handlers, log or periodic tick; errors that it would log are counted, and the first few are printed.  The
 listening socket stays open when the server stops: it belongs to the code that bound it.
+
+*Why a server and protocol of our own.*  uvicorn limits the requests in progress (``limit_concurrency``, answered after
+a handshake and a parsed head), the pause between requests and the length of a shutdown.  It has no deadline for a
+handshake, a head or a body, no limit for a body or for the connections of one address, and no hook before the
+handshake; hypercorn and granian have neither.  A reverse proxy, which has all that, is not there on a compute node.
+``tests/hub/test_hub_attacks.py`` and ``tests/faults`` attack each of these limits.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ import errno
 import logging
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -32,7 +38,7 @@ from stepscope.hub.limits import Entrance, Reason, Refusals, ServerLimits, is_lo
 from stepscope.hub.transport import TlsFiles, peer_uid, server_context
 from stepscope.records.text import say
 
-__all__ = ["AGENT", "Server", "known", "run_loop"]
+__all__ = ["AGENT", "Server", "known"]
 
 
 # -- connection guard -------------------------------------------------------------------------------------------------
@@ -59,9 +65,9 @@ _FOREVER: Final = float("inf")
 
 def known(scope: MutableMapping[str, Any]) -> None:
     """Mark the client as authenticated; the app calls this before it reads a body."""
-    told = scope.get("state", {}).get(_KNOWN)
-    if told is not None:
-        told()
+    mark = scope.get("state", {}).get(_KNOWN)
+    if mark is not None:
+        mark()
 
 
 class _WrongError(Exception):
@@ -78,17 +84,17 @@ class _Door(asyncio.Transport):
     def __init__(self, protocol: GuardedProtocol) -> None:
         super().__init__()
         self._protocol = protocol
-        self._held: list[bytes] = []
+        self._unsent: list[bytes] = []
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._held:
+        if not self._unsent:
             self._protocol.loop.call_soon(self.flush)
-        self._held.append(bytes(data))
+        self._unsent.append(bytes(data))
 
     def flush(self) -> None:
-        if self._held:
-            self._protocol.transport.write(b"".join(self._held))
-            self._held.clear()
+        if self._unsent:
+            self._protocol.transport.write(b"".join(self._unsent))
+            self._unsent.clear()
 
     def is_closing(self) -> bool:
         return self._protocol.stage == "closing" or self._protocol.transport.is_closing()
@@ -486,7 +492,7 @@ class _Faults(logging.Handler):
     def __init__(self, refusals: Refusals) -> None:
         super().__init__(logging.ERROR)
         self._refusals = refusals
-        self._told = 0
+        self._printed = 0
 
     def __enter__(self) -> _Faults:
         for name in self._NAMES:
@@ -514,8 +520,8 @@ class _Faults(logging.Handler):
         if isinstance(error, asyncio.CancelledError) or _is_closed_by_peer(error):
             return
         self._refusals.count("fault", "")
-        self._told += 1
-        if self._told <= _LINES:
+        self._printed += 1
+        if self._printed <= _LINES:
             place = ""
             trace = error.__traceback__ if error is not None else None
             while trace is not None:
@@ -528,29 +534,6 @@ class _Faults(logging.Handler):
 def _is_closed_by_peer(error: BaseException | None) -> bool:
     """What uvloop raises where something is written to a connection that is gone: a browser that closed its page."""
     return isinstance(error, RuntimeError) and "the handler is closed" in str(error)
-
-
-def run_loop(main: Coroutine[Any, Any, Result]) -> Result:
-    """Like ``asyncio.run``, on uvloop if installed."""
-    try:
-        import uvloop
-
-        loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    except ImportError:
-        loop = asyncio.new_event_loop()
-    try:
-        asyncio.set_event_loop(loop)
-        return loop.run_until_complete(main)
-    finally:
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        asyncio.set_event_loop(None)
-        loop.close()
 
 
 def _affordable(limits: ServerLimits) -> ServerLimits:

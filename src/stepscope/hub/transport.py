@@ -153,7 +153,8 @@ def _names(hosts: Sequence[str]) -> list[GeneralName]:
 
 
 # -- local peers ------------------------------------------------------------------------------------------------------
-# Which local user is at the other end of a TCP connection, from the kernel's table.  Linux only.  Both ends of a local
+# Which local user is at the other end of a TCP connection, from the kernel's table.  Linux only.  (psutil knows the
+# process of a connection, not the user, and that of another user only as root.)  Both ends of a local
 # connection are in ``/proc/net/tcp`` (or ``tcp6``), each with the user that opened it.
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -166,7 +167,7 @@ def peer_uid(host: str, port: int, own_port: int, tables: tuple[Path, ...] = TAB
 
     -1: there is no such local connection, or not any more.  None: this system does not tell.
     """
-    wanted, told = _plain(ip_address(host.partition("%")[0])), False
+    wanted, listed = _plain(ip_address(host.partition("%")[0])), False
     for table in tables:
         try:
             lines = table.read_text().splitlines()[1:]
@@ -175,12 +176,12 @@ def peer_uid(host: str, port: int, own_port: int, tables: tuple[Path, ...] = TAB
         for line in lines:
             fields = line.split()
             if len(fields) < 8 or not fields[1].endswith(f":{port:04X}"):
-                told = told or (len(fields) > 7 and fields[1].endswith(f":{own_port:04X}"))
+                listed = listed or (len(fields) > 7 and fields[1].endswith(f":{own_port:04X}"))
                 continue
-            told = True
+            listed = True
             if fields[2].endswith(f":{own_port:04X}") and fields[3] == ESTABLISHED and _address(fields[1]) == wanted:
                 return int(fields[7])
-    return -1 if told else None
+    return -1 if listed else None
 
 
 def _address(field: str) -> IPv4Address | IPv6Address:

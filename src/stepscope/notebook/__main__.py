@@ -17,12 +17,14 @@ import sys
 import time
 from pathlib import Path
 
+import uvloop
+
 from stepscope.cli.launch.helpers import listen, url_of
 from stepscope.errors import StepscopeError
 from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
 from stepscope.hub.runs import Runs
-from stepscope.hub.server import Server, run_loop
+from stepscope.hub.server import Server
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.documents import HubFile, read_hub_file, remove_hub_file, write_hub_file
 from stepscope.store.paths import META
@@ -67,7 +69,7 @@ def _serve(run_dir: Path, listening: socket.socket, owner: int, ticks: int) -> N
         write_hub_file(run_dir, about)  # for `stepscope watch` and other tools, as in any run
     _say({"url": about.url, "port": port, "token": token, "pid": os.getpid()})
     try:
-        run_loop(_until_gone(Runs.of_folder(run_dir), token, listening, owner, ticks))
+        uvloop.run(_until_gone(Runs.of_folder(run_dir), token, listening, owner, ticks))
     finally:
         if ours and read_hub_file(run_dir) == about:
             remove_hub_file(run_dir)

@@ -33,6 +33,7 @@ __all__ = [
     "sql_output_path",
     "take_folder",
     "umask_of",
+    "write_private",
 ]
 
 
@@ -188,6 +189,21 @@ def replaced(path: Path) -> Iterator[Path]:
     finally:
         spare.unlink(missing_ok=True)
         folder.rmdir()
+
+
+def write_private(path: Path, text: str) -> None:
+    """Create or replace a file that only its owner can read, durably; all of it or nothing.  Raises OSError."""
+    import secrets  # not in a training process, which loads this module
+
+    spare = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        spare.replace(path)
+    finally:
+        spare.unlink(missing_ok=True)
 
 
 # -- Remote file systems ----------------------------------------------------------------------------------------------

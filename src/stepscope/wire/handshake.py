@@ -18,6 +18,11 @@ The welcome says what the hub already has, so an agent stores no positions: if e
 again and resumes from there. Version 1 had no hello. Hubs and agents of the two versions refuse each other, because the
 first message of a version 1 agent is exactly what the hello protects.
 
+*Why a protocol of our own.*  TLS has one for a shared key, but Python's ``ssl`` only since 3.13, and uvloop not at all.
+Certificates for clients need an authority, and a file on each node that expires.  HTTP message signatures (RFC 9421) do
+not cover the certificate, and their libraries would have to be loaded by every agent.  This is HMAC-SHA256 of the
+standard library over the body, a nonce and the certificate.
+
 The key is the secret that one user's nodes share: ``STEPSCOPE_KEY`` if set, otherwise ``~/.config/stepscope/key``,
 which is created on first use and readable only by its owner. With a home folder that all nodes share, there is nothing
 else to do; elsewhere, copy the file once or set the variable. The key itself is never sent: it signs the handshake,
@@ -45,7 +50,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import FrameError, UsageError
-from stepscope.records.files import private_folder
+from stepscope.records.files import private_folder, write_private
 from stepscope.records.text import say
 from stepscope.wire.frames import HELLO_BYTES, JOIN_BYTES
 
@@ -222,16 +227,7 @@ def _change(environ: Mapping[str, str], changed: Callable[[list[str]], list[str]
             except OSError:
                 pass  # a file system without locks
             lines = changed(_lines(path, _read(path, "key")))
-            temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-            try:
-                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                with os.fdopen(fd, "w") as new:
-                    new.write("".join(f"{line}\n" for line in lines))
-                    new.flush()
-                    os.fsync(new.fileno())
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            write_private(path, "".join(f"{line}\n" for line in lines))
     except OSError as error:
         raise UsageError(f"cannot write the key {path}: {error.strerror}") from error
     return path

@@ -109,9 +109,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import uvloop
+
     from stepscope.cli.launch.helpers import HubOptions, certificate_of, listen, url_of
     from stepscope.hub.limits import is_local
-    from stepscope.hub.server import run_loop
 
     if args.all:
         _check_all(args)
@@ -138,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
                 if tls is not None:
                     _tell_certificate(tls, own=options.certificate is not None)
                 with _shown(page_link(url, run_name, token)) if args.open else nullcontext():
-                    run_loop(_serve(args, folder, listening, token, tls, trusted))
+                    uvloop.run(_serve(args, folder, listening, token, tls, trusted))
         finally:
             if tls is not None:
                 tls.remove()

@@ -13,7 +13,9 @@ signing out, until they would have expired, so a hub that is restarted with its 
 Browsers do not separate cookies by port: they send ours to every server on this host, including those of other users.
 It is therefore valid only here (the port is signed), only for the client it was given to (the address and, on this
 machine, the user are signed), and only until it expires: a request with a cookie does not renew it.  No token is in a
-cookie, a URL or a log.  All comparisons take constant time.  Wrong tokens are counted by address, and each further
+cookie, a URL or a log.  Starlette's SessionMiddleware and itsdangerous sign as we do, in ten lines here; the rest,
+which client and token a cookie belongs to and that a session can be ended, they leave to the application.  All
+comparisons take constant time.  Wrong tokens are counted by address, and each further
 answer to that address is delayed more; clients with the right token never wait.
 
 Named tokens are for all hubs of this user: create, look up, revoke (``stepscope token``).
@@ -53,7 +55,7 @@ from stepscope.errors import UsageError
 from stepscope.hub.api.responses import JSON, failure, json_body
 from stepscope.hub.audit import AuditLog, Via, route_and_run
 from stepscope.hub.limits import address_of, source_of
-from stepscope.records.files import private_folder
+from stepscope.records.files import private_folder, write_private
 from stepscope.wire.handshake import key_path
 
 __all__ = [
@@ -140,12 +142,12 @@ class ReaderTokens:
 
     def find(self, token: str, now_s: float) -> NamedToken | None:
         given = hashlib.sha256(token.encode(errors="replace")).hexdigest()
-        found = [one for one in self.all() if hmac.compare_digest(one.sha256, given)]
+        found = [token for token in self.all() if hmac.compare_digest(token.sha256, given)]
         return found[0] if found and found[0].expires_s > now_s else None
 
     def with_id(self, token_id: str, now_s: float) -> NamedToken | None:
         """Return the token that a cookie was given for; None once it is revoked or expired."""
-        found = [one for one in self.all() if one.id == token_id and len(one.sha256) > _ID_CHARS]
+        found = [token for token in self.all() if token.id == token_id and len(token.sha256) > _ID_CHARS]
         return found[0] if found and found[0].expires_s > now_s else None
 
     def create(self, name: str, scope: str, *, now_s: float, seconds: float) -> str:
@@ -154,14 +156,14 @@ class ReaderTokens:
         digest = hashlib.sha256(token.encode()).hexdigest()
         made = NamedToken(name=name, scope=scope, created_s=now_s, expires_s=now_s + seconds, sha256=digest)
         with self._alone():
-            if any(one.name == name for one in self.all()):
+            if any(token.name == name for token in self.all()):
                 raise UsageError(f"a token named {name} already exists; revoke it or choose another name")
             self._write((*self.all(), made))
         return token
 
     def revoke(self, name: str) -> None:
         with self._alone():
-            left = tuple(one for one in self.all() if one.name != name)
+            left = tuple(token for token in self.all() if token.name != name)
             if len(left) == len(self.all()):
                 raise UsageError(f"no token named {name}; `stepscope token list` lists all tokens")
             self._write(left)
@@ -183,26 +185,22 @@ class ReaderTokens:
             os.close(fd)
 
     def _write(self, tokens: tuple[NamedToken, ...]) -> None:
-        temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
         try:
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-                json.dump({"schema": 1, "tokens": [asdict(one) for one in tokens]}, file)
-            temporary.replace(self._path)
+            write_private(self._path, json.dumps({"schema": 1, "tokens": [asdict(token) for token in tokens]}))
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise UsageError(f"cannot write {self._path}: {error.strerror}") from error
 
 
 def _read(path: Path) -> tuple[NamedToken, ...]:
     return tuple(
         NamedToken(
-            name=str(one["name"]),
-            scope=str(one["scope"]),
-            created_s=float(one["created_s"]),
-            expires_s=float(one["expires_s"]),
-            sha256=str(one["sha256"]),
+            name=str(row["name"]),
+            scope=str(row["scope"]),
+            created_s=float(row["created_s"]),
+            expires_s=float(row["expires_s"]),
+            sha256=str(row["sha256"]),
         )
-        for one in json.loads(path.read_bytes())["tokens"]
+        for row in json.loads(path.read_bytes())["tokens"]
     )
 
 
@@ -486,8 +484,8 @@ class ReadersOnly:
             readers.note("refused", scope, reader, 403)
             await failure(403, f"this token is for {reader.token.scope} only")(scope, receive, send)
             return
-        if (told := scope.get("state", {}).get("stepscope.known")) is not None:
-            told()  # ``hub/server.py``: the entrance no longer counts it as a stranger
+        if (mark_known := scope.get("state", {}).get("stepscope.known")) is not None:
+            mark_known()  # ``hub/server.py``: the entrance no longer counts it as a stranger
 
         state = scope.setdefault("state", {})
         state[MAY_CHANGE] = self._changes and reader.via == "hub token"

@@ -257,22 +257,22 @@ class Challenges:
             except FrameError as error:
                 raise Refused(400, "join", str(error)) from error
             if nonce is not None:
-                said = f"{int(self._clock() + CHALLENGE_S)}.{secrets.token_hex(16)}"
-                return write_challenge(f"{said}.{self._sum(said)}", nonce, key, self._certificate)
+                issued = f"{int(self._clock() + CHALLENGE_S)}.{secrets.token_hex(16)}"
+                return write_challenge(f"{issued}.{self._sum(issued)}", nonce, key, self._certificate)
         raise Refused(403, "key", OTHER_KEY)
 
     def holds(self, challenge: str) -> bool:
-        said, _, given = challenge.rpartition(".")
-        right = hmac.compare_digest(self._sum(said).encode(), given.encode(errors="replace"))
-        return right and int(said.partition(".")[0]) > self._clock()
+        issued, _, given = challenge.rpartition(".")
+        right = hmac.compare_digest(self._sum(issued).encode(), given.encode(errors="replace"))
+        return right and int(issued.partition(".")[0]) > self._clock()
 
     def bears(self, authorization: bytes) -> bool:
         """Whether a header (``Bearer …``) has a valid challenge: proves the key before more of the request is read."""
         bearer = authorization[: len(_BEARER)].lower() == _BEARER
         return bearer and self.holds(authorization[len(_BEARER) :].decode("latin-1"))
 
-    def _sum(self, said: str) -> str:
-        return sign(self._secret, "challenge", said.encode(errors="replace"))
+    def _sum(self, issued: str) -> str:
+        return sign(self._secret, "challenge", issued.encode(errors="replace"))
 
 
 class Admission:
@@ -379,8 +379,8 @@ class Admission:
         if join.run not in self.names:
             raise Refused(403, "join", f"this hub serves the run {self.names[0]}, not {join.run}")
         if join.nnodes != self.nnodes or join.node >= self.nnodes:
-            said = f"node {join.node} of {join.nnodes}"
-            raise Refused(403, "join", f"{said} cannot join a run of {self.nnodes} nodes")
+            who = f"node {join.node} of {join.nnodes}"
+            raise Refused(403, "join", f"{who} cannot join a run of {self.nnodes} nodes")
         if join.nonce in self._nonces or not self.challenges.holds(join.challenge):
             raise Refused(403, "join", "this join was already used")
         self._nonces[join.nonce] = None
@@ -511,10 +511,11 @@ class Admission:
         self._end_retired()
         now_s = self._clock()
         limit_s = self.silence_s
-        quiet = [one for one in self.senders.values() if not (one.bye or one.lost) and one.silent_s(now_s) > limit_s]
+        active = [sender for sender in self.senders.values() if not (sender.bye or sender.lost)]
+        quiet = [sender for sender in active if sender.silent_s(now_s) > limit_s]
         for sender in quiet:
             sender.lost = True
-        self._agents = sum(not (one.bye or one.lost) for one in self.senders.values())
+        self._agents = len(active) - len(quiet)
         self._version += bool(quiet)
         self._pace()
         return quiet
@@ -532,7 +533,7 @@ class Admission:
 
     def awaited(self) -> list[Sender]:
         """Return the senders that are present and have not said bye, except the hub's own run directory."""
-        return [one for one in self.senders.values() if not (one.bye or one.lost or one.local)]
+        return [sender for sender in self.senders.values() if not (sender.bye or sender.lost or sender.local)]
 
     @property
     def agents(self) -> int:
