@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 from fakes.load_rows import LoadJob, LoadRanks
 from numpy.typing import NDArray
 
@@ -35,7 +36,7 @@ from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.runs import Runs
-from stepscope.hub.server import Server, run_loop
+from stepscope.hub.server import Server
 from stepscope.store.create import create_run
 from stepscope.store.live.ring_files import RingSidecar
 
@@ -228,7 +229,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve_fd is not None:
-        run_loop(serve(args.folder, args.ranks, args.steps, args.serve_fd, args.period))
+        uvloop.run(serve(args.folder, args.ranks, args.steps, args.serve_fd, args.period))
         return
     folder = Path(tempfile.mkdtemp(prefix="stepscope-page-"))
     listening = socket.create_server(("127.0.0.1", 0), backlog=64)

@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import uvloop
 
 from stepscope.hub.audit import AuditLog
 from stepscope.hub.ingest.auth import Admission, SenderLimits
 from stepscope.hub.ingest.endpoints import HubJournal, IngestApp, in_front
 from stepscope.hub.ingest.run_ingest import NodeWatch
 from stepscope.hub.limits import Refusals, ServerLimits
-from stepscope.hub.server import Server, run_loop
+from stepscope.hub.server import Server
 from stepscope.hub.transport import TlsFiles, user_certificate
 from stepscope.records.steps import SLOT_BYTES
 from stepscope.store.inbox.journal import BlockRows
@@ -405,7 +406,7 @@ def main(fd: str, run_dir: str, limits: str, folder: str = "") -> None:
     senders = SenderLimits(**said.pop("senders", {}))
     parts = Parts(Path(run_dir), certificate=tls.fingerprint if tls else b"", limits=senders)
     with socket.socket(fileno=int(fd)) as sock:
-        run_loop(_serve(parts, sock, tls, ServerLimits(**said)))
+        uvloop.run(_serve(parts, sock, tls, ServerLimits(**said)))
     parts.close()
 
 
