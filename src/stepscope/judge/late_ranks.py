@@ -86,7 +86,7 @@ def peers_typical_ns(work_ns: Floats, late: NDArray[np.intp], groups: NDArray[np
 
 def last_ranks(work_ns: Floats) -> NDArray[np.intp]:
     """[I]; the rank with most work; of several, the first."""
-    return np.argmax(np.where(np.isnan(work_ns), -np.inf, work_ns), axis=0)
+    return np.asarray(np.where(np.isnan(work_ns), -np.inf, work_ns).argmax(axis=0), np.intp)
 
 
 # -- by excess --------------------------------------------------------------------------------------------------------

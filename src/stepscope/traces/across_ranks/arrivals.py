@@ -395,8 +395,8 @@ class Arrivals:
     def alone_ns(self, late: Sequence[int]) -> int:
         """Return by how much these were later than the last of the others in total; each instant counts once."""
         which = self.intervals.waits_for(late)
-        ahead = savings_ns(self.intervals.work_ns[:, which], late, -np.inf)
-        ahead = np.where(np.isfinite(ahead), ahead, 0).astype(np.int64)
+        saved_ns = savings_ns(self.intervals.work_ns[:, which], late, -np.inf)
+        ahead = np.where(np.isfinite(saved_ns), saved_ns, 0).astype(np.int64)
         return intervals.total(intervals.merge(self.arrived_ns[which] - ahead, self.arrived_ns[which]))
 
 
