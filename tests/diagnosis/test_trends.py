@@ -233,5 +233,5 @@ def test_a_machine_that_gets_slower_is_no_change_of_its_longest_phase() -> None:
 def test_steps_of_which_nothing_is_left_do_not_grow() -> None:
     """Earlier rules may explain the first steps completely."""
     view = view_of(build_window(Cluster(ranks=1, steps=100).run()))
-    left_ns = np.maximum(np.linspace(-20e6, 60e6, len(view.steps)), 0.0)
+    left_ns = np.maximum(np.linspace(-10e6, 90e6, len(view.steps)), 0.0)
     assert "drift" not in [claim.finding.kind for claim in find_trends(view, left_ns)]
