@@ -86,6 +86,9 @@ def test_a_burst_of_waiting_over_some_steps_is_no_stall() -> None:
     late = slow_at(2, "input", 6.0, FROM_60)
     cluster = Cluster(ranks=4, steps=100, load="bursts", seed=4, noise=0.05, phases_ms=LONGER, faults=(late,))
     assert accused(found(replace(cluster, warmup_ms=50.0))) == []
+    periodic = tuple(slow_at(rank, "input", 60.0, EVERY_10) for rank in range(8))
+    cluster = Cluster(ranks=8, steps=100, load="bursts", seed=4, noise=0.05, faults=periodic, warmup_ms=50.0)
+    assert [title for title in accused(found(cluster)) if "longer than usual" in title] == []
 
 
 def test_a_slow_exchange_is_found_although_ranks_also_wait_for_each_other_in_turns() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.claims import longer_by_passes
 from stepscope.diagnosis.engine.code_location import seen_at
-from stepscope.diagnosis.engine.processor_wait import without_waiting
+from stepscope.diagnosis.engine.processor_wait import waited_ns, without_waiting
 from stepscope.diagnosis.engine.view import View, cost_of, where_stopped
 from stepscope.diagnosis.rules.between_steps import STOPS
 from stepscope.diagnosis.rules.stragglers import hides_wait
@@ -719,6 +719,7 @@ def _stall(view: View, series: SpikeSeries, spike: Spike) -> tuple[Claim, str]:
     if without_waiting(view) is not None:
         longest_ns = float(series.rest_ns[spike.columns].max())
         serious = serious and longest_ns >= thresholds.EXPLAINS_SHARE * thresholds.STALL_NS
+        serious = serious and not _is_waiting(view, spike.columns)
     where = _stall_where(view, place, seen)
     claim = Claim(
         finding=Finding(
@@ -751,6 +752,16 @@ def _stall(view: View, series: SpikeSeries, spike: Spike) -> tuple[Claim, str]:
         explained_ns=saved,
     )
     return claim, where
+
+
+def _is_waiting(view: View, columns: Columns) -> bool:
+    """Whether the rank that works longest in these steps spends nearly all of them waiting for a processor."""
+    waited = waited_ns(view)
+    if waited is None:
+        return False
+    work_ns = np.nan_to_num(view.work_ns[:, columns]).sum(axis=1)
+    row = int(work_ns.argmax())
+    return float(np.nansum(waited[row, columns])) >= thresholds.WAITING_KNOWN_SHARE * float(work_ns[row])
 
 
 def _one_for_each_place(view: View, stalls: Sequence[tuple[Claim, str]]) -> list[Claim]:
