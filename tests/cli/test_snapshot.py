@@ -71,7 +71,7 @@ def training() -> Iterator[Callable[[RingStream, Cuda], None]]:
         def train() -> None:
             step = 0
             while not over.wait(0.001):
-                requests.look(step, busy=False)
+                requests.check(step, busy=False)
                 step += 1
 
         threads.append(threading.Thread(target=train))
@@ -202,7 +202,7 @@ def test_looks_are_about_a_second_apart(tmp_path: Path) -> None:
     for step in range(20_000):
         now += 0.001 if step < 10_000 else 1.0
         if step >= requests.due_at:
-            requests.look(step, busy=False)
+            requests.check(step, busy=False)
             looks.append((step, now))
     fast = [now for step, now in looks if 2_000 < step < 10_000]
     assert {round(two - one, 3) for one, two in pairwise(fast)} == {0.512}
@@ -214,9 +214,9 @@ def test_nothing_happens_while_a_graph_is_captured(tmp_path: Path) -> None:
     cuda, ring = Cuda(), tmp_path / "7.ring"
     requests = SnapshotRequests(cuda.torch(), ring)
     ring.with_suffix(ASK_SUFFIX).write_text(json.dumps({"id": "one", "history_s": 0}))
-    requests.look(0, busy=True)
+    requests.check(0, busy=True)
     assert [path.suffix for path in tmp_path.iterdir()] == [ASK_SUFFIX]
-    requests.look(1, busy=False)
+    requests.check(1, busy=False)
     assert {path.suffix for path in tmp_path.iterdir()} == {ANSWER_SUFFIX, SNAPSHOT_SUFFIX}
 
 
@@ -225,7 +225,7 @@ def test_a_damaged_request_is_dropped(tmp_path: Path, text: str) -> None:
     ring = tmp_path / "7.ring"
     ring.with_suffix(ASK_SUFFIX).write_text(text)
     requests = SnapshotRequests(Cuda().torch(), ring)
-    requests.look(0, busy=False)
+    requests.check(0, busy=False)
     assert not ring.with_suffix(ANSWER_SUFFIX).exists()
 
 
@@ -236,9 +236,9 @@ def test_history_ends_with_the_hooks_and_where_torch_refuses_it(
     torch = cuda.torch()
     requests = SnapshotRequests(torch, ring)
     ring.with_suffix(ASK_SUFFIX).write_text(json.dumps({"id": "one", "history_s": 1e9}))
-    requests.look(0, busy=False)
+    requests.check(0, busy=False)
     assert json.loads(ring.with_suffix(ANSWER_SUFFIX).read_bytes()) == {"id": "one", "state": "recording"}
-    assert requests._until_s - requests._looked_s == pytest.approx(memory_dump.LONGEST_HISTORY_S)
+    assert requests._until_s - requests._checked_s == pytest.approx(memory_dump.LONGEST_HISTORY_S)
     requests.stop()
     assert cuda.calls[-1] == {"enabled": None}
 
@@ -247,5 +247,5 @@ def test_history_ends_with_the_hooks_and_where_torch_refuses_it(
 
     torch.cuda.memory._record_memory_history = refuse
     ring.with_suffix(ASK_SUFFIX).write_text(json.dumps({"id": "two", "history_s": 1}))
-    requests.look(1, busy=False)
+    requests.check(1, busy=False)
     assert json.loads(ring.with_suffix(ANSWER_SUFFIX).read_bytes())["state"] == "failed"

@@ -11,7 +11,7 @@ import pytest
 from rings import RingStream, write_steps
 
 from stepscope.errors import RingNoSpace
-from stepscope.recorder.output import MOST_HELD
+from stepscope.recorder.output import MOST_SPOOLED
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingReader
 from stepscope.ring.layout import DEFAULT_CAPACITY, HEADER_BYTES, WORD_BYTES
@@ -51,7 +51,7 @@ def test_eight_ranks_have_room(shm: Path) -> None:
 def test_half_of_it_stays_for_the_job_whatever_is_held_there() -> None:
     """What ranks print waits there, too, while a remote run directory does not answer; a launcher has no ring."""
     ring_bytes = HEADER_BYTES + DEFAULT_CAPACITY * WORD_BYTES
-    assert RANKS * ring_bytes + (RANKS + 1) * MOST_HELD < 32 << 20
+    assert RANKS * ring_bytes + (RANKS + 1) * MOST_SPOOLED < 32 << 20
 
 
 def test_a_ring_without_room_is_refused_and_the_others_go_on(shm: Path) -> None:
