@@ -13,7 +13,6 @@ import { median } from "./rank-bars";
 /** A straight line through growing memory (`memory_creep`), and when it runs out. */
 export interface Forecast {
   which: string;
-  title: string;
   severity: Finding["severity"];
   firstStep: number;
   lastStep: number;
@@ -37,7 +36,6 @@ export function forecasts(findings: readonly Finding[]): Forecast[] {
     return [
       {
         which: String(finding.evidence["which"]),
-        title: finding.title,
         severity: finding.severity,
         firstStep,
         lastStep,
@@ -83,8 +81,7 @@ export function throughDrawn(forecast: Forecast, x: readonly number[], curves: r
 export function forecastWords(forecast: Forecast): string {
   const pace = `${bytes(forecast.perStep)} more per step`;
   if (forecast.endStep === null) return `${pace}; when it is full is unknown`;
-  const worded = /, after another ([^,;]+)\.$/.exec(forecast.title)?.[1];
-  const when = forecast.inSeconds === null ? "" : `, after another ${worded ?? duration(forecast.inSeconds * 1e9)}`;
+  const when = forecast.inSeconds === null ? "" : `, after another ${duration(forecast.inSeconds * 1e9)}`;
   return `${pace}; full at step ${count(forecast.endStep)}${when}`;
 }
 
