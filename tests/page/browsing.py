@@ -106,7 +106,7 @@ class _Watch:
         page.on("dialog", lambda dialog: (self.troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
 
     def unexpected(self) -> list[str]:
-        return [said for said in self.troubles if not any(pattern.search(said) for pattern in self.allowed)]
+        return [trouble for trouble in self.troubles if not any(pattern.search(trouble) for pattern in self.allowed)]
 
     def _console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
@@ -154,7 +154,7 @@ class Pages:
 
     def close(self) -> list[str]:
         """Close all pages; return the unexpected problems."""
-        found = [said for watch in self._watched.values() for said in watch.unexpected()]
+        found = [trouble for watch in self._watched.values() for trouble in watch.unexpected()]
         for watch in self._watched.values():
             watch.context.close()
         self._watched.clear()
@@ -163,8 +163,8 @@ class Pages:
 
 def run_address(url: str, run: str, token: str = "", **route: int) -> str:
     """The address of a run's screen; with a token, opening it signs in."""
-    said: dict[str, int | str] = {**route, **({"token": token} if token else {})}
-    return f"{url}/#/run/{quote(run, safe='')}" + (f"?{urlencode(said)}" if said else "")
+    query: dict[str, int | str] = {**route, **({"token": token} if token else {})}
+    return f"{url}/#/run/{quote(run, safe='')}" + (f"?{urlencode(query)}" if query else "")
 
 
 class ServedProcess:

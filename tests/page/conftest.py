@@ -153,8 +153,14 @@ def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     record(root, "gpu", with_samples(creeping, every_s=0.5))
     hostile = Cluster(ranks=2, steps=30, facts={"model": HOSTILE})
-    said = {"schema": 1, "wall_ns": WALL_NS, "event": HOSTILE[:30], "message": HOSTILE, "host": HOSTILE}
-    record(root, HOSTILE, hostile.run(), events=[said], stacks=[{**stack, "frames": [{**frames[0], "file": HOSTILE}]}])
+    warning = {"schema": 1, "wall_ns": WALL_NS, "event": HOSTILE[:30], "message": HOSTILE, "host": HOSTILE}
+    record(
+        root,
+        HOSTILE,
+        hostile.run(),
+        events=[warning],
+        stacks=[{**stack, "frames": [{**frames[0], "file": HOSTILE}]}],
+    )
     record(root, "demo", with_samples(DEMO, every_s=0.5), events=events, stacks=[{**stack, "frames": frames}])
     return root
 

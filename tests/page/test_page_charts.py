@@ -102,9 +102,9 @@ def test_a_long_run_is_asked_for_finer_steps(browser_page: Any, served: Any, ope
     chart = _chart(page)
     with page.expect_response(re.compile(r"/steps\?first=")) as answer:
         _dragged(page, chart, 0.25, 0.5)
-    said = answer.value.json()
-    assert set(said["steps"]) == {1}
-    assert said["first"][0] <= 150 <= 299 <= said["last"][-1]
+    steps_answer = answer.value.json()
+    assert set(steps_answer["steps"]) == {1}
+    assert steps_answer["first"][0] <= 150 <= 299 <= steps_answer["last"][-1]
     chart.press("Home")
     chart.press("ArrowRight")
     expect(page.locator(".plot-frame [aria-live]").first).to_have_text(re.compile(r"^Step 1[45]\d: "))
@@ -128,12 +128,12 @@ def test_the_table_adds_up_to_what_the_hub_says(browser_page: Any, served: Any, 
     with page.expect_response(re.compile(r"/steps\?")) as answer:
         open_run(page, served, "demo")
     _chart(page)
-    said = answer.value.json()
+    steps_answer = answer.value.json()
     with page.expect_download() as download:
         page.get_by_role("button", name="Download “Step time” as CSV").click()
     rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
-    assert len(rows) == len(said["first"]) == 600
-    for name, values in said["mean_ns"].items():
+    assert len(rows) == len(steps_answer["first"]) == 600
+    for name, values in steps_answer["mean_ns"].items():
         column = {"wall": "mean_ns", "work": "work_mean_ns"}.get(name, f"{name}_mean_ns")
         if column in rows[0]:
             assert sum(int(row[column]) for row in rows) == sum(values), name

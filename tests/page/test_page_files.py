@@ -75,24 +75,24 @@ def test_a_table_is_sorted_and_downloaded(opened: Callable[..., Any]) -> None:
 def test_the_timeline_with_keys(opened: Callable[..., Any]) -> None:
     page = opened("trace")
     box = page.get_by_role("application", name=re.compile("^Timeline: step 0 of rank 1"))
-    said = page.locator("[data-part=timeline] [aria-live=polite]")
+    announced = page.locator("[data-part=timeline] [aria-live=polite]")
     box.focus()
     page.keyboard.press("ArrowDown")
-    expect(said).to_contain_text("rank 1, critical path")
+    expect(announced).to_contain_text("rank 1, critical path")
     page.keyboard.press("ArrowDown")
-    expect(said).to_have_text("all_reduce: transfer: 1.00 ms from 14.0 ms, rank 1, collectives")
+    expect(announced).to_have_text("all_reduce: transfer: 1.00 ms from 14.0 ms, rank 1, collectives")
     page.keyboard.press("ArrowDown")
-    expect(said).to_have_text("ProfilerStep#0: 20.0 ms from 0, rank 1, thread 4000")
+    expect(announced).to_have_text("ProfilerStep#0: 20.0 ms from 0, rank 1, thread 4000")
     page.keyboard.press("ArrowDown")
-    expect(said).to_have_text(re.compile("level 2$"))
-    before = said.text_content()
+    expect(announced).to_have_text(re.compile("level 2$"))
+    before = announced.text_content()
     page.keyboard.press("ArrowLeft")
-    expect(said).not_to_have_text(before)
+    expect(announced).not_to_have_text(before)
     for _ in range(40):
         page.keyboard.press("ArrowLeft")
-    expect(said).to_contain_text("aten::mm: 50.0 µs from 10.0 µs")
+    expect(announced).to_contain_text("aten::mm: 50.0 µs from 10.0 µs")
     page.keyboard.press("Escape")
-    expect(said).to_have_text("")
+    expect(announced).to_have_text("")
 
 
 PICTURE = "document.querySelector('.timeline canvas').toDataURL()"

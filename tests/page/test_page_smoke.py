@@ -29,7 +29,7 @@ def test_steps_are_drawn_as_they_come(browser_page: Any, serve_folder: Any, feed
     expect(bar).to_contain_text("running")
     expect(bar).to_contain_text("step 19")
     verdict = page.get_by_role("region", name="Verdict")
-    while "Rank 2 is" not in verdict.inner_text():  # which is said once it was seen twice
+    while "Rank 2 is" not in verdict.inner_text():  # which is shown once two checks agree
         assert run.made < LIVE_STEPS, verdict.inner_text()
         run.make(2)
         page.wait_for_timeout(200)

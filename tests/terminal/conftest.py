@@ -29,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record(root, "one", Cluster(ranks=1, steps=20).run(), sealed=False)
     record(root, "empty", Cluster(ranks=2, steps=0).run(), sealed=False)
     record(root, "many", Cluster(ranks=60, steps=4).run(), sealed=False)
-    said = {"schema": 1, "wall_ns": WALL_NS, "event": "warning", "message": HOSTILE, "host": HOSTILE}
-    hostile = record(root, NAME, Cluster(ranks=2, steps=8).run(), events=[said], sealed=False)
+    warning = {"schema": 1, "wall_ns": WALL_NS, "event": "warning", "message": HOSTILE, "host": HOSTILE}
+    hostile = record(root, NAME, Cluster(ranks=2, steps=8).run(), events=[warning], sealed=False)
     (hostile / "logs" / "rank-0.log").write_text(HOSTILE)
     return root
 

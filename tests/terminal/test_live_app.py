@@ -201,7 +201,7 @@ def hub(job: Job) -> Any:
 def test_it_is_followed_frozen_lost_found_and_over(job: Job, hub: ServedFolder, feed_of: Start) -> None:
     async def use(at: Screen) -> None:
         job.make(40)
-        # (That none of them lives is said when this job of ours was not heard of for some seconds.)
+        # (That none of them lives is shown only after this job was silent for some seconds.)
         # The figures come first, then the stream, then the table and the machine: each in its own time.
         await at.until(lambda: re.match(r"going · running · step 39 · (0 of )?4 ranks ", at.lines[0]))
         lines = await at.until(lambda: at.feed.now.link == "live" and at.feed.now.hosts is not None)

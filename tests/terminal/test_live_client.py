@@ -151,14 +151,14 @@ def test_a_certificate_that_nobody_signed_is_known_by_its_fingerprint(certificat
         known = reader_of(hub.port, scheme="https", fingerprint=certificate.fingerprint.hex())
         assert known.get("runs", {}, Runs, of_run=False).total == 7
         known.forget()
-        said = len(hub.heard)
+        requests = len(hub.heard)
         other = reader_of(hub.port, scheme="https", fingerprint=hashlib.sha256(b"x").hexdigest())
         with pytest.raises(HubRefused, match="does not match --fingerprint"):
             other.get("runs", {}, Runs, of_run=False)
         unknown = reader_of(hub.port, scheme="https")
         with pytest.raises(HubRefused, match=r"is not trusted .*--fingerprint"):
             unknown.get("runs", {}, Runs, of_run=False)
-        assert len(hub.heard) == said  # the token was told to nobody
+        assert len(hub.heard) == requests  # the token was sent to nobody
     finally:
         hub.close()
 

@@ -253,14 +253,14 @@ def test_no_phase_that_counts_is_left_out_without_a_word() -> None:
     mean = {name: took * 1e6 for name, took in {"wall": 107.0, **PHASES_MS}.items()}
     known = replace(going(), steps=(StepRow(first=0, last=0, mean_ns=mean, memory_bytes={}),))
 
-    def said(height: int, known: Snapshot = known) -> list[list[str]]:
+    def drawn(height: int, known: Snapshot = known) -> list[list[str]]:
         return [line.plain.split()[:4] for line in draw_phases(known, 80, height)[1:]]
 
-    assert [row[0] for row in said(8)] == ["forward", "backward", "comm", "optimizer", "eval", "checkpoint", "other"]
-    assert [row[0] for row in said(7)] == ["forward", "backward", "comm", "optimizer", "eval", "other"]  # 1%
-    assert [row[0] for row in said(6)[:-1]] == ["forward", "backward", "comm", "optimizer"]
-    assert said(6)[-1] == ["+3", "more", "6.00", "ms"]
-    assert [row[0] for row in said(3)] == ["forward", "backward"]
+    assert [row[0] for row in drawn(8)] == ["forward", "backward", "comm", "optimizer", "eval", "checkpoint", "other"]
+    assert [row[0] for row in drawn(7)] == ["forward", "backward", "comm", "optimizer", "eval", "other"]  # 1%
+    assert [row[0] for row in drawn(6)[:-1]] == ["forward", "backward", "comm", "optimizer"]
+    assert drawn(6)[-1] == ["+3", "more", "6.00", "ms"]
+    assert [row[0] for row in drawn(3)] == ["forward", "backward"]
 
 
 def test_times_of_the_host_are_called_so_where_devices_are_timed() -> None:
@@ -290,18 +290,18 @@ def test_few_ranks_leave_their_lines_to_the_phases() -> None:
 
 
 def test_a_rate_only_while_steps_come() -> None:
-    def said(known: Snapshot, now_s: float) -> str:
+    def drawn(known: Snapshot, now_s: float) -> str:
         return draw_step_time(known, 80, now_wall_ns=int(now_s * SECOND_NS)).plain.split("▁")[0].rstrip()
 
-    assert said(going(), 13.0) == "step      100 ms  median of 11, mean of ranks  5.0/s"
-    assert said(going(), 86.1) == "step      100 ms  median of 11  no step for 1 min 14 s"
+    assert drawn(going(), 13.0) == "step      100 ms  median of 11, mean of ranks  5.0/s"
+    assert drawn(going(), 86.1) == "step      100 ms  median of 11  no step for 1 min 14 s"
     # Steps that came are believed before the clock of another machine.
-    assert said(going(stepped_wall_ns=85 * SECOND_NS), 86.1).endswith("  5.0/s")
-    assert said(going(stepped_wall_ns=85 * SECOND_NS), 96.0).endswith("  no step for 11 s")
-    assert said(going(status=Status(ranks=2, over=True)), 86.1) == "step      100 ms  median of 11, mean of ranks"
-    assert said(going(link="lost"), 86.1) == "step      100 ms  median of 11, mean of ranks"
+    assert drawn(going(stepped_wall_ns=85 * SECOND_NS), 86.1).endswith("  5.0/s")
+    assert drawn(going(stepped_wall_ns=85 * SECOND_NS), 96.0).endswith("  no step for 11 s")
+    assert drawn(going(status=Status(ranks=2, over=True)), 86.1) == "step      100 ms  median of 11, mean of ranks"
+    assert drawn(going(link="lost"), 86.1) == "step      100 ms  median of 11, mean of ranks"
     window = Run(info=Info(window=Window(steps=2, stride=2)))
-    assert said(going(run=window, status=Status(ranks=1)), 13.0) == "step      100 ms  median of 4 steps  5.0/s"
+    assert drawn(going(run=window, status=Status(ranks=1)), 13.0) == "step      100 ms  median of 4 steps  5.0/s"
 
 
 def test_steps_known_only_several_together_are_weighed_and_have_no_median() -> None:

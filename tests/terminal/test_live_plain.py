@@ -1,4 +1,4 @@
-"""The view in plain lines: what was said once is not said again."""
+"""The view in plain lines: what was printed once is not printed again."""
 
 from __future__ import annotations
 

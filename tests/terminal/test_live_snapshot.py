@@ -25,7 +25,7 @@ from stepscope.terminal.documents import (
 )
 
 
-def said(event: str, **data: Any) -> Message:
+def message_of(event: str, **data: Any) -> Message:
     return Message(event=event, data=json.dumps({"schema": 1, **data}).encode())
 
 
@@ -35,26 +35,26 @@ def steps(first: int, count: int, wall: float = 5.0) -> dict[str, Any]:
 
 
 def test_steps_are_joined_and_what_both_have_is_taken_anew() -> None:
-    known = apply_message(Snapshot(), said("steps", **steps(0, 10)))
-    known = apply_message(known, said("steps", **steps(8, 4, wall=7.0)))
+    known = apply_message(Snapshot(), message_of("steps", **steps(0, 10)))
+    known = apply_message(known, message_of("steps", **steps(8, 4, wall=7.0)))
     assert [row.last for row in known.steps] == list(range(12))
     assert [row.mean_ns["wall"] for row in known.steps] == [5.0] * 8 + [7.0] * 4
     assert (known.step, known.beat) == (11, 2)
 
 
 def test_a_step_that_is_another_now_takes_its_own_place() -> None:
-    known = apply_message(Snapshot(), said("steps", **steps(2, 4)))
-    known = apply_message(known, said("again", **steps(1, 3, wall=7.0)))
+    known = apply_message(Snapshot(), message_of("steps", **steps(2, 4)))
+    known = apply_message(known, message_of("again", **steps(1, 3, wall=7.0)))
     assert [row.last for row in known.steps] == [2, 3, 4, 5]
     assert [row.mean_ns["wall"] for row in known.steps] == [7.0, 7.0, 5.0, 5.0]
     assert (known.step, known.beat) == (5, 2)
 
 
 def test_devices_are_timed_in_some_steps_or_in_none() -> None:
-    known = apply_message(Snapshot(), said("steps", **steps(0, 2)))
+    known = apply_message(Snapshot(), message_of("steps", **steps(0, 2)))
     assert not known.device_timed
     known = apply_message(
-        known, said("steps", **steps(2, 3), device_mean_ns={"forward": [None, 7, None], "h2d": [None, 0, None]})
+        known, message_of("steps", **steps(2, 3), device_mean_ns={"forward": [None, 7, None], "h2d": [None, 0, None]})
     )
     assert [row.device_ns for row in known.steps] == [{}, {}, {}, {"forward": 7.0, "h2d": 0.0}, {}]
     assert known.device_timed
@@ -63,37 +63,41 @@ def test_devices_are_timed_in_some_steps_or_in_none() -> None:
 def test_nothing_grows_with_the_run() -> None:
     known = Snapshot()
     for at in range(20):
-        known = apply_message(known, said("steps", **steps(at * 100, 100)))
+        known = apply_message(known, message_of("steps", **steps(at * 100, 100)))
         known = apply_message(
-            known, said("events", events=[{"number": at * 50 + n, "event": "x"} for n in range(1, 51)])
+            known, message_of("events", events=[{"number": at * 50 + n, "event": "x"} for n in range(1, 51)])
         )
     assert len(known.steps) == KEPT_STEPS
     assert known.steps[-1].last == 1999
     assert [event.number for event in known.events] == list(range(1001 - KEPT_EVENTS, 1001))
-    assert apply_message(known, said("events", events=[{"number": 900, "event": "x"}])).events == known.events
+    assert apply_message(known, message_of("events", events=[{"number": 900, "event": "x"}])).events == known.events
 
 
 def test_a_job_that_begins_anew_forgets_its_steps() -> None:
-    known = apply_message(Snapshot(), said("steps", **steps(0, 10)))
-    assert apply_message(known, said("reset", why="first", last_step=9)) == known
-    assert apply_message(known, said("reset", why="attempt", last_step=9)).steps == ()
+    known = apply_message(Snapshot(), message_of("steps", **steps(0, 10)))
+    assert apply_message(known, message_of("reset", why="first", last_step=9)) == known
+    assert apply_message(known, message_of("reset", why="attempt", last_step=9)).steps == ()
 
 
 def test_the_status_says_when_it_is_over_and_the_findings_when_that_is_the_last_word() -> None:
     known = with_run(Snapshot(link="live"), Run(status="running", step=3, verdict=Verdict(title="slow")))
     assert known.findings is not None
     assert (known.findings.verdict, known.over, known.step) == (Verdict(title="slow"), False, 3)
-    known = apply_message(known, said("status", status="finished", over=True, step=9))
+    known = apply_message(known, message_of("status", status="finished", over=True, step=9))
     assert (known.over, known.final, known.step) == (True, False, 9)
-    assert apply_message(known, said("findings", live=False, findings=[], verdict=None)).final
-    kept = with_run(apply_message(known, said("findings", live=True, findings=[])), Run(verdict=Verdict(title="other")))
+    assert apply_message(known, message_of("findings", live=False, findings=[], verdict=None)).final
+    kept = with_run(
+        apply_message(known, message_of("findings", live=True, findings=[])), Run(verdict=Verdict(title="other"))
+    )
     assert kept.findings == Findings()
 
 
 def test_what_nobody_knows_is_passed_over() -> None:
     known = Snapshot()
     assert (
-        apply_message(known, said("heartbeat", wall_ns=1)) == apply_message(known, said("tomorrow", new=[1])) == known
+        apply_message(known, message_of("heartbeat", wall_ns=1))
+        == apply_message(known, message_of("tomorrow", new=[1]))
+        == known
     )
 
 
@@ -127,7 +131,7 @@ KEYS = st.sampled_from(["first", "last", "mean_ns", "events", "findings", "verdi
 
 @given(st.sampled_from(["steps", "events", "findings", "status", "reset"]), st.dictionaries(KEYS, JSON, max_size=5))
 def test_any_document_is_taken_or_refused(event: str, document: dict[str, Any]) -> None:
-    known = apply_message(Snapshot(), said("steps", **steps(0, 3)))
+    known = apply_message(Snapshot(), message_of("steps", **steps(0, 3)))
     try:
         found = apply_message(known, Message(event=event, data=json.dumps(document).encode()))
     except HubError:
