@@ -20,7 +20,7 @@ from stepscope.reports.evidence_text import evidence_rows, figure_text, key_name
 __all__ = [
     "KINDS",
     "finding_document",
-    "finding_look",
+    "finding_mark",
     "finding_price",
     "findings_document",
     "is_stop",
@@ -267,7 +267,7 @@ def is_stop(kind: str) -> bool:
     return kind.startswith("hang_") or kind in ("rank_crashed", "rank_lost")
 
 
-def finding_look(finding: Mapping[str, Any]) -> str:
+def finding_mark(finding: Mapping[str, Any]) -> str:
     """How a finding is marked: its severity, or ``healthy`` for a run that has little to gain."""
     if finding["kind"] == "healthy" and not (finding.get("evidence") or {}).get("large"):
         return "healthy"
@@ -598,7 +598,7 @@ def finding_document(finding: Mapping[str, Any], *, over: bool) -> dict[str, Any
     name, meaning = _kind(checked["kind"], over=past)
     price = _price_parts(checked, over=over)
     text = {
-        "look": finding_look(checked),
+        "look": finding_mark(checked),
         "kind": name,
         "meaning": meaning,
         "facts": _facts(checked, name),
@@ -620,7 +620,7 @@ def findings_document(rows: Any, verdict: Any, *, live: bool, over: bool) -> dic
     first = {**(known[0] if known else {}), **(verdict if isinstance(verdict, Mapping) else {})}
     return {
         "live": live,
-        "verdict": {**verdict, "look": finding_look(_checked(first))} if isinstance(verdict, Mapping) else None,
+        "verdict": {**verdict, "look": finding_mark(_checked(first))} if isinstance(verdict, Mapping) else None,
         "findings": [finding_document(row, over=over) for row in known],
     }
 

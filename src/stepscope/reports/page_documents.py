@@ -16,7 +16,7 @@ from typing import Any
 
 from stepscope.records.text import bytes_text, ns_text, printable, share_text
 from stepscope.reports.evidence_text import evidence_rows
-from stepscope.reports.finding_text import finding_look, kind_name
+from stepscope.reports.finding_text import finding_mark, kind_name
 from stepscope.reports.flight_text import doing_text, group_text, place_text, ranks_of
 from stepscope.reports.hang_text import flight_view, ring_of, stacks_view
 from stepscope.reports.layout import cell_text, headings, is_number
@@ -301,7 +301,7 @@ def _finding(finding: Mapping[str, Any]) -> Part:
     speedup = (finding["cost"].get("if_fixed") or {}).get("speedup")
     price, certainty = trace_price(finding), certainty_of(finding)
     return finding_part(
-        finding_look(finding),
+        finding_mark(finding),
         finding["title"],
         kind="" if finding["kind"] in NO_FINDING else kind_name(finding["kind"]),
         facts=[ranks_of(finding["ranks"])] if finding["ranks"] else [],

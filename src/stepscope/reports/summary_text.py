@@ -25,7 +25,7 @@ from stepscope.records.text import (
     rate_text,
     share_text,
 )
-from stepscope.reports.finding_text import finding_look
+from stepscope.reports.finding_text import finding_mark
 from stepscope.reports.layout import LABEL, NARROWEST, Page, bar, cut
 from stepscope.reports.sections import attempt_items, global_steps_text, hang_section, node_items
 
@@ -189,7 +189,7 @@ def render_text(
 def _verdict(page: Page, summary: Summary) -> None:
     verdict = summary["verdict"]
     healthy = verdict["kind"] == "healthy"
-    page.marked(finding_look({**summary["findings"][0], **verdict}), verdict["title"], bold=True)
+    page.marked(finding_mark({**summary["findings"][0], **verdict}), verdict["title"], bold=True)
     if verdict["price"]:
         page.labeled("to gain" if healthy else "cost", [f"at most {verdict['price']}" if healthy else verdict["price"]])
     page.labeled("to do", verdict["advice"])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.records.finding import Finding
 from stepscope.records.text import count_text, ns_text, printable, share_text
-from stepscope.reports.finding_text import finding_look, price_text
+from stepscope.reports.finding_text import finding_mark, price_text
 from stepscope.reports.layout import NARROWEST, Page, bar, cut, table_lines
 from stepscope.traces.findings import is_judged
 from stepscope.traces.model.tables import Table
@@ -493,7 +493,7 @@ def _is_there(row: Mapping[str, Any]) -> bool:
 
 def _verdict_lines(page: Page, document: Document) -> None:
     verdict = document["verdict"]
-    page.marked(finding_look(verdict), printable(verdict["title"]), bold=True)
+    page.marked(finding_mark(verdict), printable(verdict["title"]), bold=True)
     if verdict["price"]:
         page.labeled("cost", [verdict["price"]])
     page.labeled("to do", map(printable, verdict["advice"]))
