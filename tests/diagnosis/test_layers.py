@@ -440,6 +440,18 @@ def test_a_few_gradients_show_between_which_layers_it_began(
     assert found.advice[1] == "With --layers every from that checkpoint on, the samples show the layer."
 
 
+def test_clipping_shows_the_layer_if_few_gradients_show_the_rank() -> None:
+    few = tuple(
+        math.nan if module.name == "embed" else 1.0 if module.name == "head" else None for module in NET.modules
+    )
+    trails = [
+        replace(trail(NET, 57, 1, reduced=UP_TO, good=56), local_norm=few),
+        trail(NET, 57, 0, reduced=UP_TO, good=56),
+    ]
+    found = found_by(trails, {0: 58, 1: 58})
+    assert found.title.endswith("first in layers.2.mlp on rank 1, in backward, at step 57.")
+
+
 def test_the_weights_alone_show_the_layer_but_no_rank() -> None:
     """Steps are too short for a look at gradients, but the loss was read at once."""
     found = found_by([trail(NET, 58, rank, weights=UP_TO) for rank in range(2)], {0: 58, 1: 58})

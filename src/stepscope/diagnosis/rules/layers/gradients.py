@@ -378,12 +378,12 @@ class _Trail:
             return first, "forward", by_loss if len(by_loss) < len(all_ranks) else (), self.step
         ranks = tuple(sorted({trail.rank for trail in self.trails if _is_own(trail)}))
         ranks = ranks if len(ranks) < len(all_ranks) else ()
-        places = (
-            self._last_bad([trail.local_norm for trail in self._own])
-            or self._last_bad([trail.grad_norm for trail in self._own])
-            or self._weights_after()
-        )
-        return places, "backward", ranks, self.step
+        own = self._last_bad([trail.local_norm for trail in self._own])
+        exchanged = self._last_bad([trail.grad_norm for trail in self._own])
+        spans = [span for span in (own, exchanged) if span is not None]
+        # Clipping shows every layer, also where only a few gradients of each rank were looked at.
+        narrowest = min(spans, key=lambda span: span[1] - span[0], default=None)
+        return narrowest or self._weights_after(), "backward", ranks, self.step
 
     def _last_bad(self, rows: Sequence[Sequence[float | None]]) -> Span | None:
         """The last module that is bad, in the order of forward: it may be any up to the next one known to be good."""
