@@ -88,8 +88,8 @@ def _spent(view: JobView) -> str:
     everywhere = np.ones(len(view.ranks), np.bool_)
     if not view.on_device.any():
         loading = view.typical(view.share(view.each(lambda analysis: analysis.host.loading_ns)), everywhere)
-        parts = f", {share_text(loading)} in the DataLoader" if loading >= thresholds.PART_SHARE else ""
-        return f", all of it on the host{parts}"
+        loaded = f", {share_text(loading)} in the DataLoader" if loading >= thresholds.PART_SHARE else ""
+        return f", all of it on the host{loaded}"
 
     def share(figure_ns: Ints) -> float:
         values = np.sort(view.share(figure_ns)[view.on_device])

@@ -55,10 +55,14 @@ def available(view: JobView) -> frozenset[Need]:
 
 # -- relations --------------------------------------------------------------------------------------------------------
 
-ON_HOST = ("loader_bound", "recompiles", "graph_breaks", "gc_pauses", "host_python", "host_sync", "gpu_idle_sync")
-ON_HOST += ("launch_bound", "gpu_idle_host")
-ON_DEVICE = ("gpu_idle_gaps", "tiny_kernels", "pageable_copies", "exposed_copies", "fp32_matmul")
-ON_DEVICE += ("low_occupancy_attention",)
+ON_HOST = (
+    *("loader_bound", "recompiles", "graph_breaks", "gc_pauses", "host_python", "host_sync", "gpu_idle_sync"),
+    *("launch_bound", "gpu_idle_host"),
+)
+ON_DEVICE = (
+    *("gpu_idle_gaps", "tiny_kernels", "pageable_copies", "exposed_copies", "fp32_matmul"),
+    "low_occupancy_attention",
+)
 OF_RANKS = ("low_overlap", "exposed_communication", "slow_rank", "pipeline_bubble")
 
 
