@@ -25,7 +25,7 @@ from stepscope.reports.trace import (
     NO_FINDING,
     certainty_of,
     facts_of,
-    look_of_diff,
+    mark_of_diff,
     other_findings,
     problems_of,
     rank_shown,
@@ -284,7 +284,7 @@ def trace_page(document: Document, *, name: str, top: int = ROWS, timeline: Part
 
 def _diff_verdict(diff: Mapping[str, Any]) -> Part:
     notes = titled_lists([("Note", [(sentence, "") for sentence in diff["notices"]])])
-    return {"verdict": finding_part(look_of_diff(diff), diff["verdict"], sides=notes)}
+    return {"verdict": finding_part(mark_of_diff(diff), diff["verdict"], sides=notes)}
 
 
 def _trace_verdict(document: Document) -> Part:

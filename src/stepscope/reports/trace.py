@@ -37,7 +37,7 @@ __all__ = [
     "certainty_of",
     "document_of",
     "facts_of",
-    "look_of_diff",
+    "mark_of_diff",
     "other_findings",
     "plain",
     "problems_of",
@@ -336,7 +336,7 @@ def certainty_of(verdict: Mapping[str, Any]) -> str | None:
     return f"{verdict['confidence']:.0%}: few steps, or none that the profiler marked."
 
 
-def look_of_diff(diff: Mapping[str, Any]) -> str:
+def mark_of_diff(diff: Mapping[str, Any]) -> str:
     """Slower is a warning; anything else is not."""
     if not diff["clear"]:
         return "info"
@@ -476,7 +476,7 @@ def _diff_lines(page: Page, document: Document, top: int) -> None:
     diff = document["diff"]
     if diff is None:
         return
-    page.marked(look_of_diff(diff), printable(diff["verdict"]), bold=True)
+    page.marked(mark_of_diff(diff), printable(diff["verdict"]), bold=True)
     for notice in diff["notices"]:
         page.labeled("note", [printable(notice)])
     page.blank()
