@@ -83,7 +83,7 @@ def with_samples(
     return replace(run, samples=(*run.samples, *lines))
 
 
-def _end_s(steps: NDArray[Any]) -> float:
+def _end_s(steps: Any) -> float:
     return float(steps["start_ns"][-1] + steps["wall_ns"][-1] - steps["start_ns"][0]) / 1e9 if len(steps) else 0.0
 
 

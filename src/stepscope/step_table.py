@@ -117,7 +117,7 @@ class StepTable:
             return np.zeros(self.ranks)
         column, counts = self.plain[name], np.diff(self.first)
         if len(counts) and (counts == counts[0]).all():
-            return np.median(column.reshape(self.ranks, -1), axis=1)
+            return np.asarray(np.median(column.reshape(self.ranks, -1), axis=1), np.float64)
         return np.array([np.median(own) for own in np.split(column, self.first[1:-1])], np.float64)
 
     def phase(self, name: str) -> Floats:
