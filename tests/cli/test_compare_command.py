@@ -99,12 +99,6 @@ def test_a_page_does_not_replace_an_input(tmp_path: Path) -> None:
         run_command(["compare", str(before), str(after), "--html", str(after)])
 
 
-@pytest.mark.parametrize("command", ["compare", "gate"])
-def test_runs_and_files_are_completed(here: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["complete", "bash", command, "base1", "ba"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["files", "base1\trun", "base2\trun", "base3\trun"]
-
-
 # -- gate -------------------------------------------------------------------------------------------------------------
 
 

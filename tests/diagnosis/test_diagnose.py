@@ -17,39 +17,14 @@ from hypothesis import strategies as st
 
 from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.engine.view import view_of
+from stepscope.diagnosis.rulebook import RULES
 from stepscope.judge import thresholds
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.series import RankError
 
-KINDS = {
-    "input_bound",
-    "h2d_bound",
-    "compute_bound",
-    "comm_bound",
-    "optimizer_bound",
-    "between_steps",
-    "wait_heavy",
-    "input_straggler",
-    "compute_straggler",
-    "h2d_straggler",
-    "straggler",
-    "rotating_straggler",
-    "node_straggler",
-    "imbalance",
-    "jitter",
-    "stall",
-    "drift",
-    "change_point",
-    "throughput_drop",
-    "memory_creep",
-    "memory_pressure",
-    "memory_imbalance",
-    "fragmentation",
-    "low_gpu_utilization",
-    "gpu_throttled",
-    "cpu_saturated",
-    "ram_pressure",
+KINDS = {kind for rule in RULES for kind in rule.kinds} | {
     "rank_crashed",
+    "compute_bound",
     "healthy",
     "insufficient_data",
 }

@@ -1,13 +1,18 @@
 """The rules on runs as one table: their order, what each needs, what time it may claim, and who wins.
 
-Read ``RULES`` from top to bottom.  Each rule sees the time that those above it leave (``takes``).  Two claims on the
-same time are settled by the relations that the rules declare, and by nothing else.  Ranks come first, because one late
-rank shows in every rank's step, followed by what the ranks exchange; then pauses in training and single slow steps;
-then what takes time on all ranks alike, and changes of it.  Findings about machines, memory and numbers claim no time.
+Read ``RULES`` from top to bottom.  A rule may ask for the time that those above it leave (``claims.left_ns``: slow
+steps and trends do); the others read the view, and what is already claimed.  Two claims on the same time are settled by
+the relations that the rules declare, and by nothing else.  Ranks come first, because one late rank shows in every
+rank's step, followed by what the ranks exchange; then pauses in training and single slow steps; then what takes time on
+all ranks alike, and changes of it.  Findings about machines, memory and numbers claim no time.
 
 Example: a rank is slow in forward while the loader is slow on all ranks.  "late ranks" claims what that rank has more
 than its peers, "bounds" claims what all ranks have of ``input``.  No relation is declared between the two, so both are
-reported, and the one that costs more leads (``finding_order``).
+reported.  Which one leads is decided by ``finding_order`` (``records/finding_cost.py``): the more severe one, then the
+one with the larger share of the time times its confidence, where an upper bound, as all bounds are, counts half.
+
+Example: input is slow on all ranks from step 40 on.  "bounds" claims it and takes nothing, so "trends" sees it, too.
+``LEVEL_CHANGED`` keeps the change alone if it explains at least half of the level; otherwise both are reported.
 
 What is here is wiring; a rule's own file says how it decides.  ``make rule-table`` writes the table into
 docs/diagnosis.md.
