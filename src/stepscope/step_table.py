@@ -358,7 +358,8 @@ class Grid:
     def __call__(self, values: NDArray[Any], missing: float = np.nan) -> NDArray[Any]:
         """Return values [..., row] of the table as [..., rank, step]; a view if all ranks made the same steps."""
         if self._rows is None:
-            return values.reshape(*values.shape[:-1], self.shape[0], -1)[..., self._columns]
+            ranks, made = self.shape[0], values.shape[-1] // max(self.shape[0], 1)  # -1 would fail without phases
+            return values.reshape(*values.shape[:-1], ranks, made)[..., self._columns]
         found = values[..., np.maximum(self._rows, 0)]
         absent = self._rows < 0
         if absent.any():

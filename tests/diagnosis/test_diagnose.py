@@ -12,7 +12,7 @@ from example_counts import examples
 from fakes.cluster import Cluster, Death, Fault, slow_at
 from fakes.records import timed_at
 from fakes.samples import with_samples
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.diagnosis import build_window, diagnose
@@ -89,6 +89,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
 
 @settings(max_examples=examples(120))
 @given(clusters())
+@example(Cluster(ranks=1, steps=1, phases_ms={}, comm_measured=False, synchronized=False))  # no phase at all
 def test_any_run_gets_an_answer(cluster: Cluster) -> None:
     findings = of(cluster)
     assert findings

@@ -28,8 +28,8 @@ def test_one_that_sleeps_among_a_thousand() -> None:
                     /job/train.py, line 41, in next_batch
           waiting   ranks 0 and 2–999 in all_reduce number 7 of default_pg, [512] Float
           evidence  Rank 1 has been silent for 11 s and uses 0% of a core.
-          since     no progress for 12 s in step 7 when this was written; a step usually
-                    takes 250 ms
+          since     no progress for 12 s in step 7 when this was written; how it ended
+                    is not known; a step usually takes 250 ms
           stacks    rank 1
                       job/train.py:41 in next_batch
                       job/train.py:80 in <module>

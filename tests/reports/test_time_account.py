@@ -105,6 +105,12 @@ def test_earlier_attempts_come_first() -> None:
     parts = parts_of(replace(second, ranks=(*earlier, *later)))
     assert parts["earlier_attempts"] == 11.0
     assert parts["start_up"] == pytest.approx(10.0, abs=0.01)
+    # A node that was killed may be found dead when the next attempt has trained already.
+    late = tuple(replace(series, ended_wall_ns=ANCHOR_WALL_NS + 25 * SECOND) for series in earlier)
+    parts = parts_of(replace(second, ranks=(*late, *later)))
+    assert parts["earlier_attempts"] == 21.0
+    assert "start_up" not in parts
+    assert parts["training"] > 0
 
 
 def test_a_clock_that_was_set_back_does_not_make_parts_negative() -> None:

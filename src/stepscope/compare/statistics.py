@@ -410,8 +410,8 @@ def _with_spread_of_runs(seen: _Observed, prior: Prior) -> Change:
     low, high = _interval(seen, t_quantile(freedom) * math.sqrt(total))
     return Change(
         change=seen.change,
-        low=low,
-        high=high,
+        low=min(low, seen.change),  # rounding
+        high=max(high, seen.change),
         before=seen.before,
         after=seen.after,
         within=seen.error,

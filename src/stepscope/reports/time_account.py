@@ -81,7 +81,9 @@ def _texts(part: str, seconds: float, of: float) -> list[str]:
 
 def _ends_of(run: RunData, window: Window, created_ns: int, ended_ns: int) -> _Ends:
     before = [_last_ns(series) for series in run.ranks if series.identity.attempt < window.attempt]
-    attempt_ns = min(max([created_ns, *before]), ended_ns)
+    # A process of the attempt before may have been found dead only when the ranks of this one had begun.
+    begun_ns = min((series.anchor_wall_ns for series in last_attempt(run.ranks)), default=ended_ns)
+    attempt_ns = min(max(created_ns, min(max([created_ns, *before]), begun_ns)), ended_ns)
     stopped = [hang.stopped_wall_ns for hang in run.hangs if hang.over != "recovered"]
     hung_ns = min([each for each in stopped if each >= attempt_ns], default=ended_ns)
     return _Ends(created_ns=created_ns, attempt_ns=attempt_ns, hung_ns=min(hung_ns, ended_ns), ended_ns=ended_ns)
