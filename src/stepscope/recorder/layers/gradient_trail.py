@@ -65,7 +65,7 @@ CHECK_STEPS = 64
 LEAST_READINGS = 4
 """The first readings of a process are slower than the others."""
 FEW_GRADIENTS = 16
-"""A reading of 4 takes 157 µs on an H200, and each more 1.5 µs; 16 usually show the block of a transformer."""
+"""4 took 157 to 264 µs on an H200, 16 took 266, all of 100 306 to 415; 16 usually show the block of a transformer."""
 FEW_WEIGHTS = 4
 SMALL = 1 << 16
 """Elements: a gradient of this size is read in the time that it takes to launch the kernel."""
