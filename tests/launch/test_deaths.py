@@ -126,16 +126,16 @@ def test_ranks_that_die_of_a_collective_they_do_not_agree_on(
     found, crash = summary_of(done)["findings"][:2]
     assert (found["kind"], found["severity"], found["ranks"]) == ("hang_mismatch", "critical", [1])
     # The Flight Recorder of a rank that was aborted at once may be missing: then it is told by the bytes.
-    told_by_bytes = re.match(
+    by_bytes = re.match(
         r"Rank 1 called all_reduce with (.+) where ranks 0, 2 and 3 called it with (?!\1;).+; "
         r"the library aborted rank [023] ",
         found["title"],
     )
-    told_by_calls = re.match(
+    by_calls = re.match(
         rf"Rank 1 called all_reduce {re.escape(called)} where (ranks .+|rank \d) called all_reduce \[1024\] Float ",
         found["title"],
     )
-    assert told_by_calls or told_by_bytes
+    assert by_calls or by_bytes
     assert (crash["kind"], crash["severity"]) == ("rank_crashed", "info")
 
 
