@@ -136,11 +136,11 @@ def _rejudge(folder: Path, only: str) -> Iterator[Judged]:
     for program in PROGRAMS:
         for load in LOADS:
             bare, recorded = (folder / f"{program.name}-{load}-{kind}" for kind in ("bare", "recorded"))
-            if _chosen(program.name, only) and (recorded / "runs" / "job" / "summary.json").exists():
+            if _chosen(program.name, only) and (recorded / "outcome.json").exists():  # not broken off
                 yield judge(program, _kept(bare), _kept(recorded), load=load)
     for fault in FAULTS:
         own = folder / f"{fault.name.replace('/', '-')}-none"
-        if _chosen(fault.name, only) and (own / "runs" / "job" / "summary.json").exists():
+        if _chosen(fault.name, only) and (own / "outcome.json").exists():
             yield judge_fault(fault, _kept(own), load="none")
 
 

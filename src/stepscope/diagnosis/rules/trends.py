@@ -494,7 +494,10 @@ def _levels_evidence(view: View, slow: _SlowStretch, excess: Floats, place: Plac
 
 
 def _stretches_text(view: View, drops: list[_SlowStretch]) -> str:
-    shown = [f"{view.steps[slow.first]} to {view.steps[slow.end - 1]}" for slow in drops[:STRETCHES_SHOWN]]
+    ends = [(int(view.steps[slow.first]), int(view.steps[slow.end - 1])) for slow in drops[:STRETCHES_SHOWN]]
+    shown = [f"{first} to {last}" if last > first else str(first) for first, last in ends]
+    if len(drops) == 1 and ends[0][0] == ends[0][1]:  # judged by the second, a stretch may be one long step
+        return f"Step {shown[0]} was"
     more = f" and {len(drops) - len(shown)} more stretches" if len(drops) > len(shown) else ""
     return f"Steps {', '.join(shown)}{more} were"
 
