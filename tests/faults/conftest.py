@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -27,10 +28,11 @@ class Patient:
         """Until the job has printed all of these."""
         assert self.process.stdout is not None
         while any(text not in self.printed for text in texts):
-            line = self.process.stdout.readline()
-            if not line:
+            # Not readline: it would take more than the line, which finish would then miss.
+            chunk = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not chunk:
                 pytest.fail(f"it ended before it printed {texts}: {self.printed}\n{self.process.stderr.read()}")
-            self.printed += line
+            self.printed += chunk.decode()
 
     def run_dir(self) -> Path:
         found = self._commands.newest_run()
