@@ -143,6 +143,18 @@ def test_what_grows_is_said_first() -> None:
     assert creep.advice[0].startswith("Look for what the loop keeps")
 
 
+@pytest.mark.parametrize(("step_ms", "severity"), [(400.0, "info"), (1000.0, "warning")])
+def test_growth_within_some_seconds_may_be_an_allocator_that_settles(step_ms: float, severity: str) -> None:
+    """imagenet of pytorch/examples: 146 MiB in 20 s, of 24 GiB; what is known to grow is never excused."""
+    run = with_samples(
+        Cluster(ranks=1, steps=100, phases_ms={"forward": step_ms}),
+        rss_mb=lambda _, at: 423 + 2000.0 / step_ms * at,
+        host={"mem_available": 60 * GIB},
+    )
+    (creep,) = found(run)
+    assert creep.severity == severity
+
+
 @pytest.mark.parametrize(
     ("available", "severity"), [(GIB, "critical"), (60 * GIB, "warning"), (2048 * GIB, "info"), (None, "warning")]
 )

@@ -531,6 +531,13 @@ CREEP_SOON_S = 3600.0
 """Memory that runs out within an hour ends the run before anyone looks again …"""
 CREEP_SOON_RUNS = 2.0
 """… and so does memory that runs out before the run is three times as long."""
+CREEP_SETTLING_S = 60.0
+"""Host memory that was seen to grow for less time than this, with nothing known that grows, may be an allocator that
+settles (malloc's arenas, image decoding): information only …"""
+CREEP_SETTLING_BYTES = 256 << 20
+"""… if it grew by less than this …"""
+CREEP_SETTLING_RUNS = 50.0
+"""… and runs out after more than so many times the steps in which it was seen to grow."""
 CREEP_LATE_S = 86_400.0
 """More than a day ahead: most runs are over by then."""
 OOM_SHARE = 0.10

@@ -694,9 +694,16 @@ def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut, epoc
     # Correct for a run that continues and for one that is over.
     more = f"after another {duration_text(end.in_s)}"
     runs_out = f"{FORECAST} {end.step:,}, {more}" if end.step else ""
+    settling = (
+        which == "host_rss"
+        and not found
+        and last - first < thresholds.CREEP_SETTLING_BYTES
+        and (last_step - first_step) * float(view.step_ns.mean()) < thresholds.CREEP_SETTLING_S * 1e9
+        and end.in_steps > thresholds.CREEP_SETTLING_RUNS * (last_step - first_step)
+    )
     finding = Finding(
         kind="memory_creep",
-        severity=_creep_severity(view, end),
+        severity="info" if settling else _creep_severity(view, end),
         title=(
             f"{WHAT[which]}{_of_whom(view, ranks)} grows by {pace}, "
             f"from {first_text} at step {first_step:,} to {last_text} at step {last_step:,}{runs_out}."
