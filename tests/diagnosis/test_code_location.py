@@ -227,6 +227,14 @@ def test_an_evaluation_gets_its_line() -> None:
     assert first.title.endswith(" in 5 of 99 steps, mostly in evaluate, train.py:50.")
 
 
+def test_an_evaluation_seen_in_the_models_forward_is_no_forward_that_is_called_directly() -> None:
+    steps = range(20, 100, 20)
+    cluster = Cluster(ranks=2, steps=100, faults=tuple(slow_at(rank, "eval", 900.0, steps) for rank in (0, 1)))
+    stacks = [in_phase("eval", MODEL, SCRIPT, step=step) for step in steps]
+    first = diagnose(run_of(*stacks, cluster=cluster))[0]
+    assert (first.kind, first.phase, first.severity) == ("between_steps", "eval", "critical")
+
+
 def test_an_evaluation_that_takes_one_rank_far_longer_is_that_ranks() -> None:
     """The others evaluate too, each for a little while: the more there are, the more that is together."""
     steps = range(10, 100, 20)

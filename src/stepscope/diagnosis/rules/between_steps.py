@@ -223,7 +223,7 @@ def _severity(share: float) -> Severity:
 def _is_wanted(view: View, name: str, share: float, place: str) -> bool:
     """Whether it is part of the job: inference in every step, a forward called directly, a usual evaluation."""
     usual = name == "eval" and share < thresholds.EVALUATION_SHARE
-    return usual or _infers_always(view, name) or _calls_forward(place)
+    return usual or _infers_always(view, name) or (name == "other" and _calls_forward(place))
 
 
 def _infers_always(view: View, name: str) -> bool:
