@@ -12,6 +12,7 @@ from fakes.cluster import Cluster, slow_at
 from rule_table import PAGES, current_page
 
 from stepscope.diagnosis import build_window, diagnose
+from stepscope.diagnosis.crowding import BOTTLENECKS, UNEVEN
 from stepscope.diagnosis.engine.view import cost_of, view_of
 from stepscope.diagnosis.rulebook import CHAIN, RULES, RecordedJob, available
 from stepscope.judge import thresholds
@@ -30,6 +31,13 @@ def test_a_rank_slow_in_forward_and_a_loader_slow_on_all_ranks_are_two_findings(
     assert found["input_bound"].ranks == ()
     assert next(kind for kind in found if kind in ("compute_straggler", "input_bound")) == leads
     assert {found[kind].severity for kind in ("compute_straggler", "input_bound")} == {"warning"}
+
+
+def test_every_bottleneck_of_all_ranks_may_be_the_wait_for_a_processor() -> None:
+    """A kind that is forgotten in crowding.py stays a warning where the others become information."""
+    (bounds,) = (rule for rule in RULES if rule.name == "bounds")
+    (outside,) = (rule for rule in RULES if rule.name == "outside phases")
+    assert {*bounds.kinds, *outside.kinds} - BOTTLENECKS.keys() - set(UNEVEN) == set()
 
 
 def test_a_rule_is_added_through_the_chain() -> None:

@@ -23,7 +23,7 @@ from stepscope.judge.chain import Claim
 from stepscope.judge.statistics import longest
 from stepscope.records.finding import Finding, as_remark
 
-__all__ = ["lower_crowded"]
+__all__ = ["BOTTLENECKS", "UNEVEN", "lower_crowded"]
 
 Floats = NDArray[np.float64]
 UNEVEN = ("rotating_straggler", "pipeline_bubble", "drift", "change_point", "throughput_drop", "slow_collective")
@@ -32,6 +32,7 @@ BOTTLENECKS = {
     "input_bound": thresholds.INPUT_SHARE,
     "h2d_bound": thresholds.H2D_SHARE,
     "comm_bound": thresholds.COMM_SHARE,
+    "comm_hook_bound": thresholds.COMM_HOOK_SHARE,
     "optimizer_bound": thresholds.OPTIMIZER_SHARE,
     "wait_heavy": thresholds.OTHER_SHARE,
     "between_steps": thresholds.BETWEEN_SHARE,

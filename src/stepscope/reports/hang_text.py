@@ -27,7 +27,6 @@ View = dict[str, Any]
 
 CULPRITS_SHOWN = 5
 PLACES_SHOWN = 30
-PARTS_SHOWN = 64
 
 
 def hang_document(record: HangRecord, *, over: bool) -> View:
