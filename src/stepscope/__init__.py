@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stepscope.notebook.cells import live, show
     from stepscope.recorder.api import init, note, phase, step, summary, watch
 
-__version__ = "0.1.0"
+__version__ = "0.4.0"
 
 __all__ = ["__version__", "init", "live", "note", "phase", "show", "step", "summary", "watch"]
 

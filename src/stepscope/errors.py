@@ -9,11 +9,15 @@
     ├── DumpError                  a Flight Recorder dump cannot be used               exit 3
     ├── CompareError               an input of a comparison cannot be used             exit 3
     │   └── CompareTooShort        it has too few steps to tell                        exit 2
+    ├── CaptureError               a capture cannot be made                            exit 3
     ├── FrameError                 data from the network is not in our format          exit 3
     ├── HubError                   the hub cannot be started or reached                exit 3
     │   ├── HubRefused             it answers but does not accept us
     │   │   └── KeyRefused         because it has a different key
     │   └── HubMissing             it has no such run, rank or file
+    ├── ExportError                a tracker or collector did not take a run           exit 3
+    ├── ArchiveError               object storage cannot be used, or a copy is damaged exit 3
+    │   └── ArchiveMissing         it has no such bucket, run or object
     └── RingError                  a ring file cannot be used                          exit 3
         ├── RingForeign            not a ring, or cut off
         ├── RingVersion            written with another version of the layout
@@ -26,9 +30,13 @@ guard (``recorder/guard.py``) catches them.
 from __future__ import annotations
 
 __all__ = [
+    "ArchiveError",
+    "ArchiveMissing",
+    "CaptureError",
     "CompareError",
     "CompareTooShort",
     "DumpError",
+    "ExportError",
     "FrameError",
     "HubError",
     "HubMissing",
@@ -85,6 +93,10 @@ class CompareTooShort(CompareError):
     exit_code = 2
 
 
+class CaptureError(StepscopeError):
+    exit_code = 3
+
+
 class FrameError(StepscopeError):
     exit_code = 3
 
@@ -102,6 +114,18 @@ class KeyRefused(HubRefused):
 
 
 class HubMissing(HubError):
+    pass
+
+
+class ExportError(StepscopeError):
+    exit_code = 3
+
+
+class ArchiveError(StepscopeError):
+    exit_code = 3
+
+
+class ArchiveMissing(ArchiveError):
     pass
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from stepscope.ring.writer import process_start_ticks
+from stepscope.records.run_clock import process_start_ticks
 from stepscope.store.liveness import process_alive
 
 __all__ = ["Control", "GitContext", "Parents"]

@@ -1,7 +1,8 @@
 """The agent's main loop: wait for a launcher message, a death or the next tick; then drain, sample and write.
 
-One thread does all of this, so nothing here needs a lock. Three other threads exist: one samples the GPUs, one collects
-the watchdog's evidence while the job is stalled, and one sends what this thread wrote to the hub, if there is one.
+One thread does all of this, so nothing here needs a lock. Four other threads exist: one samples the GPUs, one collects
+the watchdog's evidence while the job is stalled, one compresses the traces of a capture, and one sends what this thread
+wrote to the hub, if there is one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from stepscope.agent.captures import CaptureCourier
 from stepscope.agent.disk_space import DiskKeeper, SampleKeeper
 from stepscope.agent.drain import RingDrain, Rings
 from stepscope.agent.flight_reader import FlightReader
@@ -29,11 +31,13 @@ from stepscope.agent.sampling.probes import Probes
 from stepscope.agent.stacks import SEEK_S, StackSampler
 from stepscope.errors import RunUnwritable
 from stepscope.records import run_clock
+from stepscope.records.capture import CaptureOrder
 from stepscope.records.files import umask_of
 from stepscope.records.paths import helper_command, log_of_rank
+from stepscope.records.run_clock import process_start_ticks
 from stepscope.records.text import say
 from stepscope.ring import RingHeader
-from stepscope.ring.writer import process_start_ticks
+from stepscope.store.captures import CAPTURES_BYTES
 from stepscope.store.documents import Destination, read_meta, write_meta
 from stepscope.store.file_io import disk_limit, read_jsonl
 from stepscope.store.live.logs import OutputCopier
@@ -70,6 +74,10 @@ SHIPPING_S = 60.0
 """At the end, how long to keep sending the hub what it does not have yet."""
 GREETING_S = 10.0
 """At the end, how long to say goodbye to a hub that reads the run directory itself."""
+LAST_TRACES_S = 10.0
+"""At the end, how long traces of a capture may take to be compressed."""
+LONGEST_START_S = 7 * 86400.0
+"""An older process at the start of its recording means that its start time is wrong."""
 LAST_TRIES_S = 2.0
 """At the end, how long to retry a failing disk."""
 
@@ -109,6 +117,8 @@ class Agent:
         self._shipper = shipper
         samples = SampleKeeper(run_dir, shipper.samples if shipper is not None else None)
         self._disk = DiskKeeper(run_dir, disk_limit(meta), journal=self._journal, samples=samples)
+        passes_on = shipper is not None and shipper.to.node != 0
+        self._captures = CaptureCourier(run_dir, session, self._journal, most_bytes=CAPTURES_BYTES if passes_on else 0)
         self._peers: tuple[Peer, ...] = ()
         self._launcher = launcher
         self.delivered: Delivered | None = None
@@ -187,9 +197,10 @@ class Agent:
                 if drain.due(watched=watched):
                     self._try(drain.drain, drain)
                 drain.move_layers(self._journal)
+        self._captures.check(self._rings.known.values(), self._received_order())
         self._lease.renew()
         self._copy_output()
-        self._watchdog.check(self._rings.known.values())
+        self._watchdog.check(self._rings.known.values(), captured=self._captures.disturbs)
         if not self._watchdog.asks:
             self._flights.poll(self._rings.known.values(), watched=watched)
         now_s = time.monotonic()
@@ -209,6 +220,10 @@ class Agent:
     def _watched(self) -> bool:
         """Return whether anyone is viewing the run, here or at its hub."""
         return is_watched(self._session) or (self._shipper is not None and self._shipper.watched)
+
+    def _received_order(self) -> CaptureOrder | None:
+        """Return the capture that the hub of another node ordered. On its own node it writes a file."""
+        return self._shipper.order if self._shipper is not None and self._shipper.to.node else None
 
     def _hear(self) -> None:
         self._control.feed()
@@ -250,7 +265,7 @@ class Agent:
             self._parents.watch(header.pid)
             if not drain.resumed:
                 who = {"rank": header.identity.rank, "pid": header.pid, "host": header.identity.host}
-                self._journal.event("rank_start", **who)
+                self._journal.event("rank_start", **who, age_s=_age_s(header))
                 self._journal.flush()  # before its steps: a later agent assumes that the event was written
             if drain.pidfd is not None:
                 self._by_pidfd[drain.pidfd] = drain
@@ -274,6 +289,7 @@ class Agent:
         if first:
             drain.ended_wall_ns = run_clock.wall_ns()
             drain.header = drain.reader.header()
+            self._captures.ended(drain)
             oom_killed = self._oom.killed(drain.header.pid) and drain.state() == "vanished"
             self._watchdog.buried(drain, oom_killed=oom_killed)
             who = {"rank": drain.header.identity.rank, "pid": drain.header.pid, "host": drain.header.identity.host}
@@ -364,6 +380,7 @@ class Agent:
         if ending == "ended":
             self._let_ranks_end()
         self._watchdog.finish()
+        self._captures.finish(0.0 if ending == "terminated" else LAST_TRACES_S)
         self._flights.close()
         if self._git:
             self._git.close()
@@ -448,6 +465,16 @@ class Agent:
 
     def _on_sigterm(self, _signal: int, _frame: object) -> None:
         self._terminated = True
+
+
+def _age_s(header: RingHeader) -> float | None:
+    """How long a process had existed when it created its ring: what it imported and set up before; None: unknown."""
+    if not header.start_ticks:
+        return None
+    asleep_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()  # ticks count on while the machine sleeps
+    started_s = header.start_ticks / os.sysconf("SC_CLK_TCK") - asleep_s
+    age_s = header.anchor_mono_ns / 1e9 - started_s
+    return round(age_s, 3) if 0 <= age_s < LONGEST_START_S else None
 
 
 # -- Process ----------------------------------------------------------------------------------------------------------

@@ -381,6 +381,10 @@ def _send(
 # the first few long stops of each kind get one question each as soon as they are seen, whether a question is due or
 # not.
 #
+# Some questions are kept for a change: a rank that becomes slow after an hour must have its line in the first message
+# about it. When a phase takes notably longer per step than before, at two looks in a row, it gets a round of questions
+# in quick succession.
+#
 # The rank answers through a Python handler, into a file next to its ring. It never uses faulthandler's handler, because
 # a thread that waits now may run when the signal arrives, and be between two frames (``recorder/stacks.py``); the
 # interpreter runs a Python handler only where that is safe. A thread that waits in native code answers when it returns,
@@ -409,6 +413,10 @@ RISE, MORE = 1.5, 0.05
 """A new round starts when the phase's share has grown to ``RISE`` times its last value and by at least ``MORE``."""
 RESERVED_QUESTIONS = 16
 """How many questions are reserved for other phases."""
+CHANGE_QUESTIONS = 2 * ROUND
+"""How many of these are reserved for phases that become longer per step …"""
+CHANGE_SHARE = 0.15
+"""… by ``RISE`` and by this share of the step: on a busy machine smaller changes come and go."""
 WORTH_SHARE = 0.03
 """The share of the last steps' time that makes a phase worth a question."""
 SEEK_S = 0.005
@@ -505,6 +513,12 @@ class StackSampler:
         self._missed: Counter[int] = Counter()
         """How often a phase was sought and missed since the last question."""
         self._rounds: dict[int, _Round] = {}
+        self._levels: tuple[float, ...] = ()
+        """How long each phase took in a step when that was last noted, in ns."""
+        self._grown: tuple[int, ...] = ()
+        """The phases that took notably longer at the last look."""
+        self._change: dict[int, int] = {}
+        """By phase that became longer: questions left about it."""
         self._stops: dict[int, set[int]] = {phase: set() for phase in STOPS}
         """Steps in which a phase was asked about immediately."""
         self._question: _Question | None = None
@@ -583,7 +597,9 @@ class StackSampler:
         self._left -= 1
         self._sampled[phase] += 1
         self._missed.clear()
-        if phase in self._rounds:
+        if phase in self._change:
+            self._count_down((phase,))
+        elif phase in self._rounds:
             self._rounds[phase].sampled += 1
 
     def _move_question(self, wanted: int, answered: int) -> None:
@@ -597,17 +613,21 @@ class StackSampler:
     def _is_worth_it(self, live: LivePhase) -> bool:
         """Return whether the rank is in a phase whose turn it is."""
         if self._polls_left is None:
-            self._wanted = self._whose_turn(self._reader.recent_shares())
+            self._watch_changes(self._reader.latest_phase_ns())
+            self._wanted = tuple(self._change) or self._whose_turn(self._reader.recent_shares())
             self._polls_left = SEEK_POLLS if self._wanted else 0
             self._sought_s = time.monotonic() + SEEK_POLLS * SEEK_S
         if live.since_ns > 0 and (live.phase in self._wanted or self._is_long_stop(live)):
             return True
         if not self._polls_left:
             self._polls_left = None  # by the next look its recent steps may differ
+            if self._left <= CHANGE_QUESTIONS:
+                self._pause()
             return False
         self._polls_left -= 1
         if not self._polls_left or time.monotonic() > self._sought_s:
             self._missed.update(self._wanted)
+            self._count_down(self._wanted)  # it may be over
             self._pause()
         return False
 
@@ -620,12 +640,14 @@ class StackSampler:
 
     def _is_long_stop(self, live: LivePhase) -> bool:
         """Return whether it is in a long stretch of a phase that is not in every step, and others had their turns."""
-        if live.phase not in STOPS or live.since_ns > self._now_ns() - STRETCH_NS:
+        if live.phase not in STOPS or live.since_ns > self._now_ns() - STRETCH_NS or self._left <= CHANGE_QUESTIONS:
             return False
         return all(self._sampled[live.phase] <= self._sampled[phase] + self._missed[phase] for phase in self._wanted)
 
     def _whose_turn(self, shares: Sequence[float]) -> tuple[int, ...]:
         """Return the phases with a good part of the last steps' time that had fewer questions than their share."""
+        if self._left <= CHANGE_QUESTIONS:
+            return ()
         worth = [phase for phase in (*STOPS, *ORDINARY) if shares[phase] >= WORTH_SHARE]
         worth = [phase for phase in worth if phase in STOPS or self._has_questions(phase, shares[phase])]
         turns = {phase: self._sampled[phase] + self._missed[phase] for phase in worth}
@@ -639,6 +661,29 @@ class StackSampler:
             last = self._rounds[phase] = _Round(share=share)
         return last.sampled < ROUND and self._left > RESERVED_QUESTIONS
 
+    def _watch_changes(self, took_ns: Sequence[float]) -> None:
+        """Begin a round of questions about phases that take notably longer per step than before."""
+        if not took_ns or not self._levels:
+            self._levels = tuple(took_ns)
+            return
+        more_ns = CHANGE_SHARE * sum(took_ns)
+        levels = list(self._levels)
+        grown = []
+        for phase in (OTHER, *ORDINARY):
+            if took_ns[phase] >= max(RISE * levels[phase], levels[phase] + more_ns):
+                grown.append(phase)
+            elif RISE * took_ns[phase] <= levels[phase]:
+                levels[phase] = took_ns[phase]
+        for phase in grown:
+            if phase in self._grown:
+                self._change[phase] = ROUND
+                levels[phase] = took_ns[phase]
+        self._grown, self._levels = tuple(grown), tuple(levels)
+
+    def _count_down(self, phases: Sequence[int]) -> None:
+        self._change = {phase: left - (phase in phases) for phase, left in self._change.items()}
+        self._change = {phase: left for phase, left in self._change.items() if left > 0}
+
     def _pause(self) -> None:
         """Ask nothing until the next question is due."""
         self._paused_s = time.monotonic()
@@ -646,7 +691,7 @@ class StackSampler:
 
     def _is_due(self, live: LivePhase) -> bool:
         """Return whether the pause is over. It is shorter once the rank makes steps."""
-        early = live.step > 0 and self._left > MAX_QUESTIONS - FIRST_QUESTIONS
+        early = live.step > 0 and (self._left > MAX_QUESTIONS - FIRST_QUESTIONS or bool(self._change))
         pause_s = min(self._pace.pause_s, self._pace.first_pause_s) if early else self._pace.pause_s
         return time.monotonic() >= self._paused_s + pause_s
 

@@ -35,10 +35,9 @@ from stepscope.records.paths import (
     session_root,
     timed_collectives,
 )
-from stepscope.records.run_clock import clock_now
+from stepscope.records.run_clock import clock_now, process_start_ticks
 from stepscope.records.steps import FLAG_EXPLICIT, OTHER
 from stepscope.records.text import TIME_IN_NAME, checked_name, default_name
-from stepscope.ring.writer import process_start_ticks
 
 __all__ = ["init", "note", "phase", "step", "summary", "watch"]
 

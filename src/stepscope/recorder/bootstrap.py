@@ -1,8 +1,10 @@
-"""Starts the recorder in a process, and installs its hooks when the script imports torch.
+"""Starts the recorder in a process, and installs its hooks when the script has imported torch.
 
 ``stepscope run`` puts the folder ``inject/`` first on PYTHONPATH, so that every Python process of the job runs
-``inject/sitecustomize.py``, which calls ``start_from_environment`` here.  Nothing is imported beyond the standard
-library until the script itself imports torch; then the hooks are installed.
+``inject/sitecustomize.py``, which calls ``start_from_environment`` here.  Until the script has imported torch, only
+what keeps its output and notices its end is loaded: the script's first line waits for it.  Then come the recorder and
+its hooks.  A file of the script may be named like a module of the standard library, and the script's folder is on the
+path by then: what they need of the library is loaded by torch, or here.
 
 Ranks are the process that the launcher started, and each process that a launcher gave its own rank.  Their Python
 children (DataLoader workers, compile workers) inherit the claim (``ENV_CLAIM``) and are helpers: they leave nothing
@@ -18,28 +20,18 @@ import atexit
 import json
 import os
 import sys
+import sysconfig  # noqa: F401 - the one module that the hooks need and torch does not load
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stepscope.recorder import facts
 from stepscope.recorder.failure import watch_end
-from stepscope.recorder.guard import ImportWatch, Patches, failsafe
-from stepscope.recorder.hooks import backward, checkpoint, collectives, compiled, dataloader, ddp, notes
-from stepscope.recorder.hooks.compiled import leave_shared_code_alone
-from stepscope.recorder.hooks.forward import ForwardProbe
-from stepscope.recorder.hooks.loss import StepValues
-from stepscope.recorder.hooks.optimizer import OptimizerHooks
-from stepscope.recorder.identity import attempt_from, is_launcher, rank_from
-from stepscope.recorder.layers.gradient_trail import GradientTrail
-from stepscope.recorder.layers.sampler import layer_sampler
+from stepscope.recorder.guard import ImportWatch, failsafe
+from stepscope.recorder.identity import attempt_from, is_launcher, rank_from, start_times
 from stepscope.recorder.output import keep_output
-from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.stacks import STATEFUL_LOADER, StackOffer
-from stepscope.recorder.worker_server import ServerOffer
 from stepscope.records import run_clock
 from stepscope.records.files import file_mode, folder_mode
-from stepscope.records.identity import RankIdentity
 from stepscope.records.paths import (
     ENV_CLAIM,
     ENV_CLAIMANT,
@@ -52,80 +44,93 @@ from stepscope.records.paths import (
     unrecorded_path,
 )
 
-__all__ = ["WATCHED_MODULES", "Instrumentation", "current", "start_from_environment", "switched_off"]
+if TYPE_CHECKING:
+    from stepscope.recorder.recorder import Recorder
+    from stepscope.records.identity import RankIdentity
+
+__all__ = ["WATCHED_MODULES", "current", "start_from_environment", "switched_off"]
 
 
-# -- Instrumentation --------------------------------------------------------------------------------------------------
-
-
-class Instrumentation:
-    """All hooks of one recorder in the torch of this process; ``remove`` restores torch."""
-
-    def __init__(self, recorder: Recorder, torch: Any, watch: ImportWatch) -> None:
-        self._recorder = recorder
-        self._patches = Patches()
-        self._undo: list[Callable[[], None]] = [self._patches.undo]
-        try:
-            self._install(recorder, torch, watch)
-        except BaseException:
-            self.remove()  # half instrumented is worse than not at all
-            raise
-
-    def _install(self, recorder: Recorder, torch: Any, watch: ImportWatch) -> None:
-        patches = self._patches
-        leave_shared_code_alone(torch, recorder)
-        forward = ForwardProbe(recorder, torch, patches)
-        self._undo.append(forward.disarm)
-        optimizer = OptimizerHooks(recorder, torch, patches, watch)
-        self._undo.append(optimizer.remove)
-        dataloader.install(recorder, torch, patches, watch, forward.expect_evaluation)
-        dataloader.install_transfers(recorder, torch, patches)
-        checkpoint.install(recorder, torch, patches, watch)
-        notes.install(recorder, patches, watch)
-        facts.install_step_counters(self._meet_owner, patches, watch)
-        collectives.install(recorder, torch, patches, watch)
-        ddp.install(recorder, torch, patches)
-        ddp.install_stream_waits(recorder, torch, patches)
-        backward.install(recorder, torch, patches, StepValues(recorder, torch, patches, watch, os.environ))
-        backward.install_deepspeed(recorder, patches, watch)
-        compiled.install(recorder, torch, patches)
-        recorder.stacks = StackOffer()
-        self._undo.append(recorder.stacks.withdraw)
-        recorder.server = ServerOffer()
-        self._undo.append(recorder.server.withdraw)
-        self._undo.append(recorder.stop_snapshots)
-        recorder.layers = sampler = layer_sampler(torch, recorder.ledger, os.environ)
-        if sampler is not None:
-            self._undo.append(sampler.withdraw)
-            recorder.trail = trail = GradientTrail(torch, recorder, recorder.ledger.now)
-            self._undo.append(trail.stop)
-        collectives.install_init_process_group(recorder, torch, patches)
-        recorder.ask_after_steps(forward)
-
-    def _meet_owner(self, owner: Any, framework: str, names: tuple[str, ...]) -> None:
-        # The recorder of a forked child has new ``objects``.
-        self._recorder.objects.global_steps.meet(owner, framework, names)
-
-    def remove(self) -> None:
-        self._recorder.ask_after_steps(None)
-        while self._undo:
-            self._undo.pop()()
-
-
-# -- Start ------------------------------------------------------------------------------------------------------------
-
-_recorder: Recorder | None = None
+_where: tuple[Path, Path] | None = None
+"""The session and the run directory of a process that is recorded."""
+_recorders: dict[str, Recorder] = {}
+"""The recorder, once it is needed.  In a dictionary, whose ``setdefault`` keeps one if two threads need it at once."""
+_when_known: Callable[[RankIdentity], None] | None = None
+_forked_before = False
+"""Whether this process was forked by one that had no recorder yet."""
 _watch = ImportWatch()
 _hooks = HOOKS_MISSED
 """What became of the hooks: HOOKS_INSTALLED, HOOKS_MISSED until torch is imported, or the error."""
 MAX_ERROR = 500
-WATCHED_MODULES = (*checkpoint.FUNCTIONS, *checkpoint.METHODS, *notes.LOGGERS, *facts.STEP_COUNTERS, STATEFUL_LOADER)
-"""Modules that may be importing torch when the hooks are installed."""
+WATCHED_MODULES = (
+    "accelerate.accelerator",
+    "deepspeed.runtime.engine",
+    "lightning.fabric.fabric",
+    "lightning.pytorch.loops.evaluation_loop",
+    "lightning.pytorch.loops.fit_loop",
+    "lightning.pytorch.loops.prediction_loop",
+    "lightning.pytorch.loops.training_epoch_loop",
+    "lightning.pytorch.trainer.connectors.logger_connector.logger_connector",
+    "lightning.pytorch.trainer.trainer",
+    "pytorch_lightning.loops.evaluation_loop",
+    "pytorch_lightning.loops.fit_loop",
+    "pytorch_lightning.loops.prediction_loop",
+    "pytorch_lightning.loops.training_epoch_loop",
+    "pytorch_lightning.trainer.connectors.logger_connector.logger_connector",
+    "pytorch_lightning.trainer.trainer",
+    "ray.train.v2._internal.execution.train_fn_utils",
+    "safetensors",
+    "safetensors.torch",
+    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict_saver",
+    "torch.utils.tensorboard.writer",
+    "torchdata.stateful_dataloader.stateful_dataloader",
+    "torchtitan.components.metrics",
+    "torchtitan.components.validate",
+    "transformers.trainer",
+    "transformers.trainer_callback",
+    "wandb.sdk.wandb_run",
+)
+"""All modules that hooks wait for, and that may be importing torch when the hooks are installed.  The hooks name them
+as well (``checkpoint.FUNCTIONS`` …), but are not loaded yet; a test compares."""
 
 
 def current() -> Recorder | None:
-    """The recorder of this process, if it has one."""
-    return _recorder
+    """The recorder of this process, if it is recorded; made when it is first asked for."""
+    return _recorders.get("this") or _make()
+
+
+@failsafe
+def _make() -> Recorder | None:
+    global _where
+    if _where is None:
+        return None
+    where, _where = _where, None  # if this fails, it is not tried again
+    from stepscope.recorder.recorder import Recorder
+
+    recorder = Recorder(*where)
+    if _forked_before:
+        recorder.forget()
+    if _when_known is not None:
+        recorder.when_known(_when_known)
+    _where = where
+    return _recorders.setdefault("this", recorder)
+
+
+def _tell_when_known(tell: Callable[[RankIdentity], None]) -> None:
+    """As ``Recorder.when_known``, now or when there is a recorder."""
+    global _when_known
+    _when_known = tell
+    if (recorder := _recorders.get("this")) is not None:
+        recorder.when_known(tell)
+
+
+@failsafe
+def _forget() -> None:
+    global _forked_before
+    if (recorder := _recorders.get("this")) is not None:
+        recorder.forget()
+    _forked_before = True
 
 
 def switched_off(environment: Mapping[str, str]) -> bool:
@@ -139,13 +144,13 @@ def start_from_environment() -> None:
     if not session or not run_dir or switched_off(os.environ):
         return
     run_clock.follow_environment()
-    recorder = start(Path(session), Path(run_dir))
+    start(Path(session), Path(run_dir))
     claims = _claim(Path(run_dir), None if is_launcher(sys.orig_argv) else rank_from(os.environ))
-    watch_end(recorder, Path(run_dir), helper=not claims)
+    watch_end(_known_recorder, Path(run_dir), helper=not claims)
     if claims and not is_launcher(sys.orig_argv):
-        atexit.register(_note_unrecorded, recorder, Path(run_dir), os.getpid())
+        atexit.register(_note_unrecorded, Path(run_dir), os.getpid())
     if not claims:
-        recorder.when_known(lambda who: _keep_as(Path(run_dir), who))
+        _tell_when_known(lambda who: _keep_as(Path(run_dir), who))
     os.register_at_fork(after_in_child=_forked)
 
 
@@ -177,24 +182,34 @@ def _forked() -> None:
         return
     if rank is not None:
         _claim(Path(run_dir), rank)
-    elif _recorder is not None:
-        _recorder.when_known(lambda who: _keep_as(Path(run_dir), who) if who.world_size > 1 else None)
+    else:
+        _tell_when_known(lambda who: _keep_as(Path(run_dir), who) if who.world_size > 1 else None)
 
 
-def start(session: Path, run_dir: Path) -> Recorder:
+def _known_recorder() -> Recorder | None:
+    """The recorder if there is one already."""
+    return _recorders.get("this")
+
+
+def start(session: Path, run_dir: Path) -> None:
     """Record this process from now on; torch is instrumented when it is imported, or now if it already is."""
-    global _recorder
-    if _recorder is None:
-        _recorder = recorder = Recorder(session, run_dir)
-        os.register_at_fork(after_in_child=failsafe(recorder.forget))
+    global _where
+    if _where is None:
+        _where = (session, run_dir)
+        os.register_at_fork(after_in_child=_forget)
         _watch.expect(*WATCHED_MODULES)
-        _watch.when_imported("torch", failsafe(lambda torch: _instrument(recorder, torch)))
-    return _recorder
+        _watch.when_imported("torch", failsafe(_instrument))
 
 
-def _instrument(recorder: Recorder, torch: object) -> None:
+def _instrument(torch: object) -> None:
     global _hooks
+    start_times.imported_ns = time.perf_counter_ns()
     try:
+        from stepscope.recorder.instrumentation import Instrumentation
+
+        recorder = current()
+        if recorder is None:
+            raise RuntimeError("there is no recorder")
         Instrumentation(recorder, torch, _watch)  # torch's own hooks keep it alive until the process ends
     except Exception as error:
         _hooks = f"{type(error).__name__}: {error}"[:MAX_ERROR]
@@ -202,9 +217,10 @@ def _instrument(recorder: Recorder, torch: object) -> None:
     _hooks = HOOKS_INSTALLED
 
 
-def _note_unrecorded(recorder: Recorder, run_dir: Path, pid: int) -> None:
+def _note_unrecorded(run_dir: Path, pid: int) -> None:
     """At the end of the script or of a rank: if nothing was recorded of it, write down why."""
-    if recorder.ring is not None or os.getpid() != pid:
+    recorder = _known_recorder()
+    if (recorder is not None and recorder.ring is not None) or os.getpid() != pid:
         return
     torch: Any = sys.modules.get("torch")
     account = {

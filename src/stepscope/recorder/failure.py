@@ -17,16 +17,17 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.identity import is_launcher, rank_from
-from stepscope.recorder.recorder import Recorder
 from stepscope.records import run_clock
 from stepscope.records.files import file_mode, folder_mode
-from stepscope.records.memory_errors import memory_cause
 from stepscope.records.paths import error_path, flight_path, hangs_folder, snapshot_path
-from stepscope.ring import RingState
+from stepscope.records.text import memory_cause
+
+if TYPE_CHECKING:
+    from stepscope.recorder.recorder import Recorder
 
 __all__ = ["record_failure", "watch_end", "watch_multiprocessing"]
 
@@ -36,36 +37,40 @@ ENDS_OF_PROCESSES = (("multiprocessing.process", "_bootstrap"), ("torch.multipro
 JUST_OVER_NS = 60 * 10**9
 
 
-def watch_end(recorder: Recorder, run_dir: Path, *, helper: bool) -> None:
-    """Record how this process ends; ``helper``: a rank started it, so its end matters only if it trained after all."""
+def watch_end(known: Callable[[], Recorder | None], run_dir: Path, *, helper: bool) -> None:
+    """Record how this process ends; ``helper``: a rank started it, so its end matters only if it trained after all.
+
+    ``known``: returns the recorder, or None as long as there is none.
+    """
     earlier = sys.excepthook
     pid = os.getpid()
     failed = False
 
     def trained() -> bool:
         """Whether this very process trained; a process that the script forked may have, and inherits these hooks."""
-        return recorder.ring is not None and recorder.identity.pid == os.getpid()
+        recorder = known()
+        return recorder is not None and recorder.ring is not None and recorder.identity.pid == os.getpid()
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         nonlocal failed
         failed = True
         if (os.getpid() == pid and not helper) or trained():
-            record_failure(recorder, run_dir, error, "".join(traceback.format_exception(kind, error, trace)))
+            record_failure(known(), run_dir, error, "".join(traceback.format_exception(kind, error, trace)))
         earlier(kind, error, trace)
 
     def kept_inside(error: BaseException, text: str) -> None:
         nonlocal failed
         if trained():
             failed = True
-            record_failure(recorder, run_dir, error, text)
+            record_failure(known(), run_dir, error, text)
 
     def at_exit() -> None:
         if not failed:
-            recorder.set_state(RingState.EXITED)
+            _mark_exited(known())
 
     sys.excepthook = excepthook
     atexit.register(at_exit)
-    _mark_quick_exits(recorder)
+    _mark_quick_exits(known)
     watch_multiprocessing(kept_inside)
 
 
@@ -89,14 +94,24 @@ def watch_multiprocessing(failed: Callable[[BaseException, str], None]) -> None:
         setattr(traceback, name, functools.wraps(original)(listening))
 
 
-def record_failure(recorder: Recorder, run_dir: Path, error: BaseException, text: str) -> None:
+def _mark_exited(recorder: Recorder | None) -> None:
+    if recorder is not None:
+        from stepscope.ring.layout import RingState
+
+        recorder.set_state(RingState.EXITED)
+
+
+def record_failure(recorder: Recorder | None, run_dir: Path, error: BaseException, text: str) -> None:
     # An interrupted launcher soon interrupts again: not within these milliseconds.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     account = _write_down(recorder, run_dir, error, text)
-    if account is not None and account["rank"] is not None:
-        _keep_memory(recorder, run_dir, error, account)
-    recorder.set_state(RingState.EXCEPTION)
-    _keep_flight(recorder, run_dir)
+    if recorder is not None:
+        from stepscope.ring.layout import RingState
+
+        if account is not None and account["rank"] is not None:
+            _keep_memory(recorder, run_dir, error, account)
+        recorder.set_state(RingState.EXCEPTION)
+        _keep_flight(recorder, run_dir)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
@@ -170,20 +185,21 @@ def _hung(run_dir: Path) -> bool:
     return False
 
 
-def _mark_quick_exits(recorder: Recorder) -> None:
+def _mark_quick_exits(known: Callable[[], Recorder | None]) -> None:
     """Mark ``os._exit(0)``, which runs no exit handlers, as an orderly end: forked processes exit this way."""
     leave = os._exit
 
     def _exit(status: int) -> None:
         if status == 0:
-            recorder.set_state(RingState.EXITED)
+            _mark_exited(known())
         leave(status)
 
     os._exit = _exit  # type: ignore[assignment]
 
 
 @failsafe
-def _write_down(recorder: Recorder, run_dir: Path, error: BaseException, text: str) -> dict[str, Any]:
+def _write_down(recorder: Recorder | None, run_dir: Path, error: BaseException, text: str) -> dict[str, Any]:
+    trained = recorder is not None and recorder.ring is not None
     account: dict[str, Any] = {
         "schema": 1,
         "rank": _rank(recorder),
@@ -192,8 +208,8 @@ def _write_down(recorder: Recorder, run_dir: Path, error: BaseException, text: s
         "message": str(error)[:MAX_MESSAGE],
         "traceback": text[-MAX_TRACEBACK:],
         "wall_ns": run_clock.wall_ns(),
-        "step": recorder.step if recorder.ring is not None else None,
-        "script": recorder.ring is None and not is_launcher(sys.orig_argv) and rank_from(os.environ) is None,
+        "step": recorder.step if recorder is not None and trained else None,
+        "script": not trained and not is_launcher(sys.orig_argv) and rank_from(os.environ) is None,
         "exit_codes": _exit_codes(error),
     }
     child, index = getattr(error, "error_pid", None), getattr(error, "error_index", None)
@@ -218,9 +234,9 @@ def _replace(path: Path, data: bytes) -> None:
     partial.replace(path)
 
 
-def _rank(recorder: Recorder) -> int | None:
+def _rank(recorder: Recorder | None) -> int | None:
     """The rank the error belongs to; None for a launcher, which fails because a rank did."""
-    if recorder.ring is not None:
+    if recorder is not None and recorder.ring is not None:
         return recorder.identity.rank
     return None if is_launcher(sys.orig_argv) else rank_from(os.environ) or 0
 

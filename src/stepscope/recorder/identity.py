@@ -7,18 +7,27 @@ the process group; it only reads what the script has set up already.
 from __future__ import annotations
 
 import os
-import platform
 import re
-import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stepscope.records.identity import RankIdentity
 from stepscope.records.paths import ENV_CLAIMANT
 from stepscope.records.text import LAUNCHER_MODULES
 
-__all__ = ["attempt_from", "is_launcher", "of_this_process", "rank_from", "ranks_here"]
+if TYPE_CHECKING:
+    from stepscope.records.identity import RankIdentity
+
+__all__ = [
+    "StartTimes",
+    "attempt_from",
+    "is_launcher",
+    "of_this_process",
+    "rank_from",
+    "ranks_here",
+    "start_times",
+    "world_size_from",
+]
 
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -27,6 +36,17 @@ LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 _OPTION = re.compile(r"-(?:-.*|[bBdEhiIOPqRsSuvVx?]*(?:([cmWX])(.*))?)", re.DOTALL)
 _RANKS_HERE = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+class StartTimes:
+    """When this process passed the stages of its start, on the monotonic clock; 0: not yet, or unknown."""
+
+    def __init__(self) -> None:
+        self.imported_ns = 0
+        self.joined_ns = 0
+
+
+start_times = StartTimes()
 
 
 def rank_from(environment: Mapping[str, str]) -> int | None:
@@ -73,10 +93,17 @@ def ranks_here(environment: Mapping[str, str]) -> int | None:
     return _first_int(environment, _RANKS_HERE)
 
 
+def world_size_from(environment: Mapping[str, str]) -> int | None:
+    """The number of ranks according to the launcher; None if unknown."""
+    return _first_int(environment, _WORLD_SIZE)
+
+
 def of_this_process() -> RankIdentity:
+    from stepscope.records.identity import RankIdentity  # the launcher loads this module, and has no identity
+
     environment = os.environ
     rank = rank_from(environment)
-    world = _first_int(environment, _WORLD_SIZE)
+    world = world_size_from(environment)
     # A Slurm job step with one task per node that starts torchrun has SLURM_PROCID too; torch's answer is better.
     backend = ""
     torch = sys.modules.get("torch")
@@ -84,7 +111,7 @@ def of_this_process() -> RankIdentity:
     if group is not None and group.is_available() and group.is_initialized():
         rank, world, backend = group.get_rank(), group.get_world_size(), str(group.get_backend())
     return RankIdentity(
-        host=socket.gethostname(),
+        host=os.uname().nodename,
         pid=os.getpid(),
         rank=rank or 0,
         local_rank=_first_int(environment, _LOCAL_RANK) or 0,
@@ -93,8 +120,10 @@ def of_this_process() -> RankIdentity:
         started_by=_claimant(environment),
         backend=backend,
         torch=getattr(torch, "__version__", ""),
-        python=platform.python_version(),
+        python=sys.version.split()[0],
         script=sys.argv[0] if sys.argv else "",
+        imported_ns=start_times.imported_ns,
+        joined_ns=start_times.joined_ns,
         **_device(torch),
     )
 

@@ -34,6 +34,7 @@ from stepscope.records.steps import (
     BACKWARD,
     BUILTIN_PHASES,
     FIRST_USER_SLOT,
+    FLAG_CAPTURED,
     FLAG_COMPILED,
     FLAG_EPOCH_START,
     FLAG_FIRST,
@@ -131,8 +132,8 @@ SLOW_TIMES = 3
 """A step is slow if it takes so many times the mean of the last stretch of …"""
 SLOW_STEPS = 16
 """… at least so many steps."""
-LONG_ANYWAY = FLAG_SAMPLED | FLAG_EPOCH_START
-"""Steps that take long because layers are sampled, or because the loader's workers start."""
+LONG_ANYWAY = FLAG_SAMPLED | FLAG_EPOCH_START | FLAG_CAPTURED
+"""Steps that take long because layers are sampled, the loader's workers start, or a profiler of ours is active."""
 
 
 class RootSearch(Protocol):
@@ -239,6 +240,39 @@ class GradientNorms(Protocol):
         ...
 
 
+class StepCaptures(Protocol):
+    """Profiles a few steps on request or on schedule (``capture/captures.py``)."""
+
+    due_at: int
+    """After this step, call ``after_step`` again."""
+
+    def after_step(self, step: int, ring: RingWriter, who: RankIdentity, *, compiled: bool, graph: bool) -> int | None:
+        """Do what is due between this step, which has ended, and the next; return flags for the next."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether steps are profiled now, on this rank or another."""
+        ...
+
+    def forget(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class StepLabels(Protocol):
+    """Labels steps and phases for a profiler (``capture/labels.py``)."""
+
+    @property
+    def active(self) -> bool: ...
+
+    def attach(self) -> None:
+        """Continue in the next step."""
+        ...
+
+    def step_ends(self, step: int) -> None: ...
+
+
 NOT_FINITE = (b':"nan"}', b':"inf"}', b':"-inf"}')
 """How a note of such a value ends."""
 
@@ -266,6 +300,8 @@ class Recorder:
         self.server: ServerOffer | None = None
         self.layers: LayerSamples | None = None
         self.trail: GradientNorms | None = None
+        self.captures: StepCaptures | None = None
+        self.labels: StepLabels | None = None
         self._forgetting: list[Callable[[], None]] = []
         self._ending: list[Callable[[], None]] = []
         self._known: Callable[[RankIdentity], None] | None = None
@@ -317,6 +353,8 @@ class Recorder:
             self.layers.forget()
         if self.trail is not None:
             self.trail.forget()
+        if self.captures is not None:
+            self.captures.forget()
         for forget in self._forgetting:
             forget()
 
@@ -347,6 +385,9 @@ class Recorder:
             if self.ring is not None:
                 self.ring.set_phase_name(slot, name)
         return slot
+
+    def phase_name(self, slot: int) -> str:
+        return next((name for name, at in self._names.items() if at == slot), str(slot))
 
     # -- Steps ----------------------------------------------------------------------------------------------------
 
@@ -433,7 +474,8 @@ class Recorder:
             self._finish_layers(self.layers, step, flags, optimizer)
         self._judge_length(step, flags)
         ended = self.ledger.phase
-        self.ledger.end_step(outer, step, flags | self.flags | self._compile_flag(), self._figures() or ())
+        flags |= self.flags | self._compile_flag()
+        self.ledger.end_step(outer, step, flags, self._figures() or ())
         self.flags = 0
         device_at = None if self._device is None else self._device.end_step(step, ended, self.ledger)
         if step >= self._check_at or not self.forward_seen:
@@ -448,11 +490,31 @@ class Recorder:
         if device_at is not None:
             due.append(device_at)
         self._write_trail()
+        if self.labels is not None and self.labels.active:
+            self.labels.attach()
+            self.labels.step_ends(step)
+            due.append(step + 1)
+        if self.captures is not None:
+            due.append(self._check_captures(self.captures, step, compiled=bool(flags & FLAG_COMPILED)))
         if self.layers is not None:
-            busy, compiled = self.capturing, self._compiled > 0
+            busy = self.capturing or (self.captures is not None and self.captures.busy)
+            compiled = self._compiled > 0
             due.append(self.layers.after_step(step, self.objects.roots, compiled=compiled, busy=busy))
         if not (self._compiled or (self._ddp is not None and self._ddp.every_step)):
             self._attend_at = min(due)
+
+    def _check_captures(self, captures: StepCaptures, step: int, *, compiled: bool) -> int:
+        """Let captures do what is due; return the step at whose end to call this again."""
+        ring = self._ring_in_memory()
+        if ring is None:
+            return NEVER_NS
+        if step >= captures.due_at or compiled:
+            self.flags |= captures.after_step(step, ring, self.identity, compiled=compiled, graph=self.capturing) or 0
+        return captures.due_at
+
+    def attend(self) -> None:
+        """Run the checks at the end of the current step."""
+        self._attend_at = 0
 
     @property
     def capturing(self) -> bool:
@@ -472,7 +534,9 @@ class Recorder:
             self.suspect("slow", step)
         self._ended_ns = now_ns
         since, since_ns = self._stretch
-        if step - since >= SLOW_STEPS:
+        if self.flags & FLAG_CAPTURED:
+            self._stretch = step, now_ns
+        elif step - since >= SLOW_STEPS:
             self._slow_ns = SLOW_TIMES * (now_ns - since_ns) // (step - since) if since else NEVER_NS
             self._stretch = step, now_ns
 
@@ -538,13 +602,16 @@ class Recorder:
         self.flags |= FLAG_EPOCH_START
         self._growth.floors.epoch_begins(self.step)
 
-    def note(self, text: bytes) -> None:
-        """Store a note with the current step, or with the one that just ended if nothing of the next was recorded."""
+    def note(self, text: bytes, *, ended: bool = False) -> None:
+        """Store a note with the current step, or with the one that just ended if nothing of the next was recorded.
+
+        ``ended``: the note is about the step that ended, whatever was recorded since, unless a model was called.
+        """
         ledger = self.ledger
         if get_ident() == ledger.thread:
             # Another note right after one belongs where that one does.
             rests = self._noted[1] if ledger.written == self._noted[0] else ledger.rests
-            between = self.step > 0 and not self.forward_seen and rests
+            between = self.step > 0 and not self.forward_seen and (rests or ended)
             ledger.put(*note_words(self.step - between, text))
             self._noted = ledger.written, rests
             if text.endswith(NOT_FINITE):
@@ -666,7 +733,7 @@ class Recorder:
             self._device = device_timer(found, self._now)
         ring = self._ring_in_memory()
         if self._snapshots is None and ring is not None and found.device == "cuda":
-            self._snapshots = SnapshotRequests(sys.modules["torch"], ring.path)
+            self._snapshots = SnapshotRequests(sys.modules["torch"], ring.path, ring.header)
         self._set_identity(found)
 
     def _set_identity(self, found: RankIdentity) -> None:

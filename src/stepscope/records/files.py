@@ -9,8 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +23,7 @@ __all__ = [
     "file_mode",
     "folder_mode",
     "is_remote",
+    "key_path",
     "make_session",
     "open_file",
     "private_folder",
@@ -132,6 +132,12 @@ OWN_FOLDER = "stepscope"
 """The name of this user's folders in ``~/.config``, ``~/.local/state`` and ``~/.cache``."""
 
 
+def key_path(environ: Mapping[str, str]) -> Path:
+    """The usual file of the key; the user's other secrets are next to it."""
+    folder = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".config")
+    return Path(folder) / OWN_FOLDER / "key"
+
+
 def private_folder(folder: Path) -> Path:
     """Create a folder for files of this user, closed to others; OSError if it cannot be created.
 
@@ -181,6 +187,8 @@ def replaced(path: Path) -> Iterator[Path]:
         yield path
         return
     # In a separate folder that only we can enter, so that other users cannot put a link where we are about to write.
+    import tempfile  # not in a training process, which loads this module
+
     folder = Path(tempfile.mkdtemp(dir=place.parent, prefix=".stepscope-"))
     spare = folder / f"new{place.suffix}"
     try:
@@ -193,9 +201,7 @@ def replaced(path: Path) -> Iterator[Path]:
 
 def write_private(path: Path, text: str) -> None:
     """Create or replace a file that only its owner can read, durably; all of it or nothing.  Raises OSError."""
-    import secrets  # not in a training process, which loads this module
-
-    spare = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    spare = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         with os.fdopen(os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
             file.write(text)

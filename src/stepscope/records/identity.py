@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["FACTS_FORM", "RankIdentity", "checked_facts", "pack_facts", "rank_runs"]
+__all__ = [
+    "FACTS_FORM",
+    "RankIdentity",
+    "checked_facts",
+    "epochs_of",
+    "logged_steps",
+    "pack_facts",
+    "rank_runs",
+]
 
 
 # -- Identity ---------------------------------------------------------------------------------------------------------
@@ -46,6 +54,10 @@ class RankIdentity:
     torch: str = ""
     python: str = ""
     script: str = ""
+    imported_ns: int = 0
+    """When torch had been imported, on the monotonic clock; 0: unknown."""
+    joined_ns: int = 0
+    """When ``init_process_group`` had returned, likewise."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
@@ -117,6 +129,15 @@ def _list_of(check: Check) -> Check:
 
 def _is_run(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(map(_is_count, value)) and value[1] > 0 and value[2] > 0
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
+
+
+def _is_evaluation(value: Any) -> bool:
+    form: dict[str, Check] = {"name": _is_text, "count": _is_count, "ms": _is_amount, "after": _is_count}
+    return isinstance(value, Mapping) and value.keys() == form.keys() and all(form[key](value[key]) for key in form)
 
 
 FACTS_FORM: dict[str, Check | dict[str, Check]] = {
@@ -206,6 +227,8 @@ FACTS_FORM: dict[str, Check | dict[str, Check]] = {
         "epochs": _is_count,
         "epoch_steps": _list_of(_is_count),
     },
+    "progress": {"by": _is_text, "numbers": _list_of(_is_pair), "epochs": _list_of(_is_pair)},
+    "evaluations": _list_of(_is_evaluation),
 }
 """Every key, the most important first."""
 
@@ -260,3 +283,41 @@ def rank_runs(ranks: Iterable[int], own: int) -> list[list[int]]:
     if len(runs) <= MAX_ITEMS:
         return runs
     return [run for run in runs if own in range(run[0], run[0] + run[1] * run[2], run[2])]
+
+
+# -- Progress ---------------------------------------------------------------------------------------------------------
+# A step of ours in the words of the framework: its number in the framework's logs, and its epoch.  The fact
+# ``progress`` has pairs of a step of ours and the number, or the epoch, that began with it.  Facts come from files of
+# any origin; what does not fit is not known (None).
+
+
+def logged_steps(facts: Mapping[str, Any], first: int, last: int) -> tuple[int, int] | None:
+    """The numbers of these steps in the framework's logs, if they were counted without a break."""
+    pairs = _pairs(facts, "numbers")
+    begin = _at(pairs, first)
+    if begin is None or begin != _at(pairs, last):
+        return None
+    step, number = begin
+    return number + first - step, number + last - step
+
+
+def epochs_of(facts: Mapping[str, Any], first: int, last: int) -> tuple[int, int] | None:
+    """The epochs of the first and the last of these steps."""
+    pairs = _pairs(facts, "epochs")
+    begin, end = _at(pairs, first), _at(pairs, last)
+    return None if begin is None or end is None else (begin[1], end[1])
+
+
+def _pairs(facts: Mapping[str, Any], key: str) -> list[tuple[int, int]]:
+    progress = facts.get("progress")
+    rows = progress.get(key) if isinstance(progress, Mapping) else None
+    if not isinstance(rows, list):
+        return []
+    return [
+        (row[0], row[1]) for row in rows if isinstance(row, list) and len(row) == 2 and all(type(n) is int for n in row)
+    ]
+
+
+def _at(pairs: list[tuple[int, int]], step: int) -> tuple[int, int] | None:
+    """The pair that holds for a step."""
+    return next((pair for pair in reversed(pairs) if pair[0] <= step), None)

@@ -9,6 +9,10 @@ lasts.  The *run directory* is permanent.
     <session>/<pid>.workers           the stack of one of its DataLoader workers, on its way to the agent
     <session>/<pid>.sock              where torch's worker server listens, in jobs with several ranks
     <session>/<pid>.layers            what sampled steps showed of the model's layers, on its way to the agent
+    <session>/capture.json            the last order of a capture (``records/capture.py``), for the agent
+    <session>/<pid>.capture           that order, for the process
+    <session>/<pid>.captured          how far the process is with it
+    <session>/<pid>.trace             the trace, until the agent has moved it
     <session>/<pid>.ask               what ``stepscope snapshot`` wants of the process
     <session>/<pid>.answer            how far the process is with it
     <session>/<pid>.pickle            the snapshot, until the command has taken it
@@ -28,8 +32,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,14 +39,24 @@ __all__ = [
     "ANSWER_SUFFIX",
     "ASK_SUFFIX",
     "BESIDE_RING",
+    "CAPTURED_SUFFIX",
+    "CAPTURES",
+    "CAPTURE_SUFFIX",
+    "ENV_ALERT",
+    "ENV_ALERT_SETTINGS",
+    "ENV_CAPTURE",
     "ENV_CLAIM",
     "ENV_CLAIMANT",
     "ENV_CLOCK",
+    "ENV_FRAMEWORKS",
     "ENV_HANG_AFTER",
     "ENV_HTML",
     "ENV_KEEP_EVIDENCE",
+    "ENV_KEY",
     "ENV_LAYERS",
     "ENV_NATIVE",
+    "ENV_NVTX",
+    "ENV_PROFILE",
     "ENV_RUN_DIR",
     "ENV_SERVER",
     "ENV_SESSION",
@@ -60,13 +72,16 @@ __all__ = [
     "PRINTED_SUFFIX",
     "RING_SUFFIX",
     "SERVER_SUFFIX",
+    "SESSION_CAPTURE",
     "SESSION_LOCK",
     "SESSION_RUN",
     "SNAPSHOT_SUFFIX",
     "STACKS_SUFFIX",
     "THREADS_SUFFIX",
+    "TRACE_SUFFIX",
     "UNRECORDED",
     "WORKERS_SUFFIX",
+    "capture_folder",
     "error_path",
     "flight_path",
     "hangs_folder",
@@ -94,10 +109,23 @@ ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"
 """Seconds without progress after which the watchdog investigates; ``0``: never."""
 ENV_KEEP_EVIDENCE = "STEPSCOPE_KEEP_EVIDENCE"
 """``1``: keep what the watchdog gathers in single-host jobs, too, for tests to replay."""
+ENV_KEY = "STEPSCOPE_KEY"
 ENV_LAYERS = "STEPSCOPE_LAYERS"
 """One of LAYER_MODES; not set: ``sampled``."""
 LAYER_MODES = ("off", "sampled", "every")
 """At which steps the layers of the model are looked at: never, now and then, at each step."""
+ENV_PROFILE = "STEPSCOPE_PROFILE"
+"""A schedule of captures as of ``run --profile`` (``records/capture.py``)."""
+ENV_NVTX = "STEPSCOPE_NVTX"
+"""``1``: steps and phases are labeled for other profilers all the time."""
+ENV_ALERT = "STEPSCOPE_ALERT"
+"""Words as of ``run --alert``, separated by blanks; may contain secrets, and is not passed on to the job."""
+ENV_ALERT_SETTINGS = "STEPSCOPE_ALERT_SETTINGS"
+"""Checked settings of alerts, in the environment of the run's hub and sender only."""
+ENV_CAPTURE = "STEPSCOPE_CAPTURE"
+"""``off``, or how many captures an hour may be taken because of findings (``store/captures.py``)."""
+ENV_FRAMEWORKS = "STEPSCOPE_FRAMEWORKS"
+"""``0``: frameworks are not hooked to learn their step numbers, epochs and evaluations."""
 ENV_SERVER = "STEPSCOPE_SERVER"
 """``0``: torch's worker server is never started."""
 NCCL_TIMING, OLD_NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING"
@@ -124,11 +152,15 @@ WORKERS_SUFFIX = ".workers"
 SERVER_SUFFIX = ".sock"
 LAYERS_SUFFIX = ".layers"
 ASK_SUFFIX, ANSWER_SUFFIX, SNAPSHOT_SUFFIX = ".ask", ".answer", ".pickle"
+CAPTURE_SUFFIX, CAPTURED_SUFFIX, TRACE_SUFFIX = ".capture", ".captured", ".trace"
+SESSION_CAPTURE = "capture.json"
+CAPTURES = "captures"
 PRINTED_SUFFIX = ".printed"
 """In the session: what a process printed, on its way to the log of a run on a remote file system."""
 BESIDE_RING = (
     *(STACKS_SUFFIX, THREADS_SUFFIX, WORKERS_SUFFIX, SERVER_SUFFIX, LAYERS_SUFFIX),
     *(ASK_SUFFIX, ANSWER_SUFFIX, SNAPSHOT_SUFFIX, ".asking", ".partial"),
+    *(CAPTURE_SUFFIX, CAPTURED_SUFFIX, TRACE_SUFFIX),
 )
 """Removed together with the ring."""
 ENV_TORCH_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -147,7 +179,11 @@ SESSION_RUN = "run"
 def session_root() -> Path:
     """The folder of this user's sessions, in memory if the machine offers that."""
     memory = Path("/dev/shm")
-    return (memory if memory.is_dir() else Path(tempfile.gettempdir())) / f"stepscope-{os.getuid()}"
+    if not memory.is_dir():
+        import tempfile  # a rank's start does not wait for it elsewhere
+
+        memory = Path(tempfile.gettempdir())
+    return memory / f"stepscope-{os.getuid()}"
 
 
 def ring_paths(session: Path, run_dir: Path, pid: int) -> tuple[Path, Path]:
@@ -169,6 +205,10 @@ def flight_path(run_dir: Path, rank: int) -> Path:
 
 def snapshot_path(run_dir: Path, rank: int) -> Path:
     return run_dir / "memory" / f"rank_{rank}.pickle"
+
+
+def capture_folder(run_dir: Path, capture: str) -> Path:
+    return run_dir / CAPTURES / capture
 
 
 def nccl_dumps(run_dir: Path) -> str:
@@ -251,7 +291,10 @@ def helper_command(module: str, *words: str, python: str = sys.executable) -> li
 
 def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of such a process: it finds this very Stepscope, and nothing in the working directory."""
-    ours = (ENV_SWITCH, ENV_RUN_DIR, ENV_SESSION, ENV_CLAIM, ENV_CLAIMANT, ENV_CLOCK, ENV_NATIVE, "PYTHONPATH")
+    import sysconfig
+
+    ours = {ENV_SWITCH, ENV_RUN_DIR, ENV_SESSION, ENV_CLAIM, ENV_CLAIMANT, ENV_CLOCK, ENV_NATIVE, "PYTHONPATH"}
+    ours |= {ENV_ALERT, ENV_ALERT_SETTINGS}
     environment = {name: value for name, value in environ.items() if name not in ours}
     # An empty entry, as in PYTHONPATH=$PYTHONPATH:/somewhere, is the working directory.
     entries = environ.get("PYTHONPATH", "").split(os.pathsep)

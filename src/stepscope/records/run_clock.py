@@ -28,6 +28,7 @@ __all__ = [
     "follow_environment",
     "follow_run",
     "now_of",
+    "process_start_ticks",
     "wall_ns",
 ]
 
@@ -47,6 +48,16 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def process_start_ticks(pid: int) -> int:
+    """Return the start time of a process in ticks since boot; 0 where the system does not provide it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    # The command name may contain spaces and parentheses; what follows its last ')' does not.
+    return int(stat.rpartition(b")")[2].split()[19])
 
 
 def begun() -> dict[str, Any]:

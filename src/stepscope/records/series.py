@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from stepscope.records.capture import CaptureRecord
 from stepscope.records.collectives import ProcessGroup
+from stepscope.records.finding_history import FindingEpisode
 from stepscope.records.hang import HangRecord
 from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import LayerRecords, MemoryAccount
@@ -144,6 +146,10 @@ class RunData:
     nodes: tuple[dict[str, Any], ...] = ()
     """Nodes that joined, as in ``nodes.json`` (docs/schema.md); ``series``: attempt and rank of what each sent;
     ``here``: the one whose own directory this is."""
+    history: tuple[FindingEpisode, ...] = ()
+    """What the run's hub showed while the job ran: each change of a finding, in order."""
+    captures: tuple[CaptureRecord, ...] = ()
+    """Steps that were profiled, the oldest first, with what their analysis found."""
     notices: tuple[str, ...] = ()
     """What is missing or could not be read, in sentences."""
 

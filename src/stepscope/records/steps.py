@@ -27,6 +27,7 @@ __all__ = [
     "ENTRIES_HEAD",
     "EVAL",
     "FIRST_USER_SLOT",
+    "FLAG_CAPTURED",
     "FLAG_COMPILED",
     "FLAG_DISCOVERY",
     "FLAG_EPOCH_START",
@@ -153,6 +154,8 @@ FLAG_REPLAYED = 64
 """The step was a replay of a CUDA graph: everything in it is one phase, GRAPH_PHASE."""
 FLAG_SAMPLED = 128
 """The layers were looked at in this step and not in its neighbors, which makes it longer."""
+FLAG_CAPTURED = 256
+"""A profiler of ours was starting, running or writing on some rank of the job during this step."""
 
 SLOT_HEAD = struct.Struct("<IHHQ")
 """zero, kind, flags, seq."""

@@ -1,4 +1,5 @@
-"""Text for people: numbers with units, messages that are safe on a terminal, progress, and names of runs and files.
+"""Text for people: numbers with units, messages that are safe on a terminal, progress, names of runs and files, the
+name that was probably meant by a mistyped one, and what the text of an exception means.
 
 Numbers have few digits, a unit and no false precision.  Every sentence and table uses these functions.
 """
@@ -9,9 +10,9 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 from stepscope.errors import UsageError
 
@@ -24,18 +25,22 @@ __all__ = [
     "checked_name",
     "count_text",
     "default_name",
+    "did_you_mean",
     "duration_text",
     "evidence_name",
     "for_two_ranks",
     "hang_name",
     "host_in_name",
+    "memory_cause",
     "ms_text",
     "named_ranks",
+    "nearest",
     "no_progress",
     "norm_text",
     "ns_text",
     "number_text",
     "numbered",
+    "phase_place",
     "printable",
     "printable_document",
     "rate_text",
@@ -168,6 +173,11 @@ def named_ranks(ranks: Sequence[int]) -> str:
     return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
+def phase_place(phase: str) -> str:
+    """Where in a step: ``in forward``, ``outside all phases``."""
+    return "outside all phases" if phase == "other" else f"in {phase}"
+
+
 # -- Messages ---------------------------------------------------------------------------------------------------------
 # Host names, run names, commands, tracebacks and file errors may come from others.  Everything that a terminal would
 # obey or hide is shown as an escape instead: control characters of both sets (C0 and C1), marks that change the writing
@@ -283,3 +293,43 @@ def hang_name(host: str, number: int) -> str:
 def evidence_name(host: str, number: int) -> str:
     """Name of the file next to it, with what the host's watchdog knew about the hang."""
     return f"{host_in_name(host)}-{number}{EVIDENCE}json"
+
+
+# -- Suggestions ------------------------------------------------------------------------------------------------------
+
+ALIKE = 0.65
+"""Similarity from which a name is suggested for a mistyped one (``difflib``)."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known name that was probably meant; empty if none is similar."""
+    import difflib  # only needed for a mistake
+
+    names = list(known)
+    begun = [name for name in names if word.strip("-") and name.startswith(word)]
+    if len(begun) == 1:
+        return begun[0]
+    bare = {name.lstrip("-").lower(): name for name in reversed(names)}
+    close = difflib.get_close_matches(word.lstrip("-").lower(), bare, n=1, cutoff=ALIKE)
+    return bare[close[0]] if close else ""
+
+
+def did_you_mean(word: str, known: Iterable[str], form: str = "{}") -> str:
+    """``; did you mean NAME?`` for the end of a message, or nothing; ``form`` is how the name is shown."""
+    name = nearest(word, known)
+    return f"; did you mean {form.format(name)}?" if name else ""
+
+
+# -- Exceptions -------------------------------------------------------------------------------------------------------
+
+DEVICE_MEMORY = ("outofmemoryerror", "out of memory", "cudaerrormemoryallocation", "cublas_status_alloc_failed")
+HOST_MEMORY = ("defaultcpuallocator", "cannot allocate memory", "std::bad_alloc")
+"""Texts that mean out of memory; the host's are checked first."""
+
+
+def memory_cause(type_name: str, message: str) -> Literal["oom_host", "oom_cuda"] | None:
+    """Which memory an exception says has run out."""
+    text = f"{type_name} {message}".lower()
+    if type_name == "MemoryError" or any(words in text for words in HOST_MEMORY):
+        return "oom_host"
+    return "oom_cuda" if any(words in text for words in DEVICE_MEMORY) else None

@@ -18,13 +18,14 @@
     120   u64  stacks           0, or a signal that makes the process write its stack to PID.stacks next to the ring,
                                 with the descriptor of that file from bit 8 on
     128   7 x 32s               the user's phase names, utf-8, zero padded
+    352   u64  requests         how many requests were put next to the ring; the only word that others write
     512   u32 length, u32 crc, utf-8 JSON of RankIdentity
     2048  u32 length, u32 crc, utf-8 JSON of the facts (``records/identity.py``); zeros until there are any
     4096  u32 length, u32 crc, utf-8 JSON of the process groups (``records/collectives.py``); likewise
 
-All words are little endian and written only by the one writer. The head is announced after the last data word of a step
-and occasionally within a long step, but never between the end of a step and its data words. There may be time words
-beyond the head already: they show where the process is now.
+All words are little endian, and all but one are written only by the one writer. The head is announced after the last
+data word of a step and occasionally within a long step, but never between the end of a step and its data words. There
+may be time words beyond the head already: they show where the process is now.
 
 The file's space is reserved before it is mapped: a full file system is an error at creation, never a SIGBUS later.
 """
@@ -72,6 +73,7 @@ __all__ = [
     "OP_SHIFT",
     "PEAK_ALLOCATED",
     "PEER",
+    "REQUESTS_WORD",
     "RESERVED",
     "RESERVE_WORDS",
     "RUNNING_WORD",
@@ -133,6 +135,8 @@ SERVER_WORD = 13
 THREADS_WORD = 14
 STACKS_WORD = 15
 STACKS_FD_SHIFT = 8
+REQUESTS_WORD = 44
+"""In the gap after the names of phases, on a cache line of its own."""
 
 NAMES_OFFSET = 128
 NAME_BYTES = 32

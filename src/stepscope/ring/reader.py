@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from stepscope.errors import RingForeign, RingVersion
@@ -76,6 +77,8 @@ SEARCHED_WORDS = 4096
 """How many words to search for the current step's number, or for a collective."""
 RECENT_WORDS = 512
 """How many words to measure phase shares over: some tens of steps."""
+LATEST_STEPS = 6
+"""Steps whose median is the time that a phase takes now: a single long step does not change it."""
 
 Words = memoryview
 
@@ -194,6 +197,29 @@ def recent_shares(body: Words, head: int) -> tuple[float, ...]:
             inside[now] += at - since
         since, now = at, word % PHASE_SLOTS
     return tuple(took / total if total > 0 else 0.0 for took in inside)
+
+
+def latest_phase_ns(body: Words, head: int) -> tuple[float, ...]:
+    """Return how long each phase takes in a step now, the median of the last steps; empty if there were too few."""
+    steps: list[list[int]] = []
+    inside: list[int] | None = None
+    now: int | None = None
+    since: int | None = None
+    for word in _last_words(body, head, RECENT_WORDS):
+        if word & w.DATA:
+            if word >> w.TAG_SHIFT == w.STEP_DATA >> w.TAG_SHIFT:
+                now = word >> 16 & (PHASE_SLOTS - 1)
+                if inside is not None:
+                    steps.append(inside)
+                inside = [0] * PHASE_SLOTS  # what came before the first one is part of a step
+            continue
+        at = word >> w.TIME_SHIFT
+        if now is not None and since is not None and inside is not None:
+            inside[now] += at - since
+        since, now = at, word % PHASE_SLOTS
+    if len(steps) < LATEST_STEPS:
+        return ()
+    return tuple(median(took) for took in zip(*steps[-LATEST_STEPS:], strict=True))
 
 
 def last_collective(body: Words, head: int) -> LastCollective | None:
@@ -532,6 +558,10 @@ class RingReader:
     def recent_shares(self) -> tuple[float, ...]:
         """Return each phase's share of the last steps' time, from the last words."""
         return recent_shares(self._body, self.head())
+
+    def latest_phase_ns(self) -> tuple[float, ...]:
+        """Return how long each phase takes in a step now, from the last words; empty if there were too few steps."""
+        return latest_phase_ns(self._body, self.head())
 
     def stretch_end_ns(self, since_ns: int) -> int | None:
         """Return when the stretch with this ``live`` start ended; None if it continues or is long past."""

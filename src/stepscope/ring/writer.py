@@ -20,6 +20,7 @@ from stepscope.errors import RingNoSpace
 from stepscope.records import run_clock
 from stepscope.records.collectives import ProcessGroup, groups_to_json
 from stepscope.records.identity import RankIdentity, pack_facts
+from stepscope.records.run_clock import process_start_ticks
 from stepscope.records.steps import FIRST_USER_SLOT, PHASE_SLOTS
 from stepscope.ring.layout import (
     BLOCK_HEAD,
@@ -41,20 +42,10 @@ from stepscope.ring.layout import (
     RingState,
 )
 
-__all__ = ["RingWriter", "process_start_ticks"]
+__all__ = ["RingWriter"]
 
 SCRIPT_CHARS = 128
 """How much to keep of a script path that does not fit into the header."""
-
-
-def process_start_ticks(pid: int) -> int:
-    """Return the start time of a process in ticks since boot; 0 where the system does not provide it."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return 0
-    # The command name may contain spaces and parentheses; what follows its last ')' does not.
-    return int(stat.rpartition(b")")[2].split()[19])
 
 
 class RingWriter:

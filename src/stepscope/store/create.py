@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import secrets
 import shutil
 import sys
 import time
@@ -18,8 +16,8 @@ from stepscope.records import run_clock
 from stepscope.records.files import PRIVATE, folder_mode, make_session, take_folder
 from stepscope.records.paths import session_root
 from stepscope.records.redaction import kept_environment, redact_command
+from stepscope.records.run_clock import process_start_ticks
 from stepscope.records.text import TIME_IN_NAME, checked_name, default_name
-from stepscope.ring.writer import process_start_ticks
 from stepscope.store.documents import RUN_SCHEMA, write_meta
 from stepscope.store.liveness import LeaseKeeper, Place, mark_session
 from stepscope.store.paths import META
@@ -113,19 +111,19 @@ def _begin(
             (run_dir / folder).mkdir(mode=folder_mode(run_dir), exist_ok=True)
     except OSError as error:
         raise RunUnwritable(f"cannot create a folder in {run_dir}: {error.strerror}") from error
-    spool = secrets.token_hex(16)
+    spool = os.urandom(16).hex()
     meta = {
         "schema": RUN_SCHEMA,
         "name": run_dir.name,
         "command": redact_command(command),
         "cwd": str(Path.cwd()),
         **run_clock.begun(),
-        "host": platform.node(),
+        "host": os.uname().nodename,
         "place": Place.here().to_dict(),
         "user": environ.get("USER") or environ.get("LOGNAME") or str(os.getuid()),
-        "python": platform.python_version(),
+        "python": sys.version.split()[0],
         "executable": sys.executable,
-        "platform": platform.platform(),
+        "platform": _platform(),
         "stepscope": version,
         "environment": kept_environment(environ),
         "session": str(session),
@@ -146,9 +144,23 @@ def _begin(
     write_meta(run_dir, meta)
 
 
+def _platform() -> str:
+    """The same as ``platform.platform()``, which starts a process for it: ``uname -p``."""
+    try:
+        library = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        library = ""
+    if not library:  # not glibc
+        import platform
+
+        return platform.platform()
+    about = os.uname()
+    return f"{about.sysname}-{about.release}-{about.machine}-with-{library.replace(' ', '')}"
+
+
 def _make_session(run_dir: Path, base: Path) -> tuple[Path, str]:
     """Make a folder in memory that only we can enter, or return ``<run>/rings`` and the reason for it."""
     try:
-        return make_session(base, secrets.token_hex(8)), ""
+        return make_session(base, os.urandom(8).hex()), ""
     except RingNoSpace as error:
         return run_dir / "rings", str(error)

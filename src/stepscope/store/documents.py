@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepscope.errors import NotARun, RunUnwritable
 from stepscope.records import run_clock
-from stepscope.records.finding import with_current_kinds
 from stepscope.store import file_io
 from stepscope.store.file_io import read_document
-from stepscope.store.paths import FINDINGS, HUB, META, NODES, SUMMARY, SUMMARY_TEXT
+from stepscope.store.paths import FINDING_HISTORY, FINDINGS, HUB, META, NODES, SUMMARY, SUMMARY_TEXT
+
+if TYPE_CHECKING:
+    from stepscope.records.finding_history import FindingEpisode
 
 __all__ = [
     "RUN_SCHEMA",
@@ -35,6 +36,7 @@ __all__ = [
     "load_findings",
     "load_summary",
     "log_names",
+    "read_finding_history",
     "read_hub_file",
     "read_meta",
     "read_nodes",
@@ -214,7 +216,7 @@ class HubFile:
 def write_hub_file(run_dir: Path, hub: HubFile) -> None:
     """Write ``hub.json``; OSError if the disk refuses."""
     path = run_dir / HUB
-    temporary = path.with_name(f".{HUB}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{HUB}.{os.urandom(4).hex()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "w") as file:
@@ -268,14 +270,29 @@ def save_findings(run_dir: Path, findings: Sequence[Mapping[str, Any]]) -> None:
 
 def load_summary(run_dir: Path) -> dict[str, Any] | None:
     """Read ``summary.json``; None if it does not exist or cannot be read (it can be made again)."""
+    from stepscope.records.finding import with_current_kinds  # the launcher loads this module, and needs no findings
+
     summary = _load_object(run_dir / SUMMARY)
     return None if summary is None else with_current_kinds(summary)
 
 
 def load_findings(run_dir: Path) -> list[dict[str, Any]]:
     """Read ``findings.json``; empty if it does not exist or cannot be read."""
+    from stepscope.records.finding import with_current_kinds
+
     findings = with_current_kinds(_load_object(run_dir / FINDINGS) or {}).get("findings")
     return [finding for finding in findings if isinstance(finding, dict)] if isinstance(findings, list) else []
+
+
+def read_finding_history(run_dir: Path) -> tuple[FindingEpisode, ...]:
+    """Read ``finding-history.jsonl``: all changes in order; empty if it does not exist or cannot be read."""
+    from stepscope.records.finding_history import changes_of
+
+    try:
+        lines, _ = file_io.read_jsonl(run_dir / FINDING_HISTORY)
+    except OSError:
+        return ()
+    return changes_of(lines)
 
 
 def log_names(run_dir: Path) -> list[str]:

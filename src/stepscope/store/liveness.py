@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import stat
 import time
 from collections.abc import Callable, Mapping
@@ -28,14 +27,11 @@ from typing import Any
 from stepscope.errors import RingError
 from stepscope.records import run_clock
 from stepscope.records.paths import BESIDE_RING, PRINTED_SUFFIX, RING_SUFFIX, SESSION_LOCK, SESSION_RUN
-from stepscope.records.run_clock import boot_id
+from stepscope.records.run_clock import boot_id, process_start_ticks
 from stepscope.records.text import Progress, duration_text, no_progress
-from stepscope.ring import RingReader
-from stepscope.ring.writer import process_start_ticks
 from stepscope.store import file_io
 from stepscope.store.documents import NodeInfo, read_meta, read_nodes
 from stepscope.store.file_io import read_jsonl
-from stepscope.store.live.ring_files import read_sidecars
 from stepscope.store.paths import EVENTS
 
 __all__ = [
@@ -88,7 +84,7 @@ class Place:
 
     @classmethod
     def here(cls) -> Place:
-        return cls(host=platform.node(), boot=boot_id(), pid_namespace=_pid_namespace())
+        return cls(host=os.uname().nodename, boot=boot_id(), pid_namespace=_pid_namespace())
 
     @classmethod
     def of_run(cls, meta: Mapping[str, Any]) -> Place | None:
@@ -125,7 +121,7 @@ class LeaseKeeper:
         self._path = run_dir / LEASE
         self._renewed = 0
         self._last_s = float("-inf")
-        self._who = {"host": platform.node(), "boot": boot_id(), "pid_namespace": _pid_namespace()}
+        self._who = {"host": os.uname().nodename, "boot": boot_id(), "pid_namespace": _pid_namespace()}
 
     def renew(self) -> None:
         now_s = time.monotonic()
@@ -169,7 +165,7 @@ def read_lease(run_dir: Path) -> Lease | None:
 def is_local(meta: Mapping[str, Any]) -> bool:
     """Whether the run's processes can be looked up from here."""
     place = Place.of_run(meta)
-    return place == Place.here() if place is not None else meta.get("host") == platform.node()
+    return place == Place.here() if place is not None else meta.get("host") == os.uname().nodename
 
 
 def sealing_barred(
@@ -342,11 +338,14 @@ def processes_alive(run_dir: Path) -> bool:
 
     The calling process does not count.
     """
+    from stepscope.ring import RingReader  # the launcher loads this module, and asks only when the job is over
+    from stepscope.store.live.ring_files import read_sidecars
+
     meta = read_meta(run_dir)
     if not is_local(meta):
         lease = read_lease(run_dir)
         return lease is not None and lease.age_s() < REMOTE_SILENCE_S and meta.get("sealed") is not True
-    here, now_ns = platform.node(), run_clock.now_of(meta)
+    here, now_ns = os.uname().nodename, run_clock.now_of(meta)
     if meta.get("end") is None and _launcher_pid(meta) != os.getpid() and launcher_alive(meta):
         return True
     for sidecar in read_sidecars(run_dir)[0].values():
@@ -385,7 +384,7 @@ def agent_alive(events: list[dict[str, Any]]) -> bool | None:
     last = next((e for e in reversed(events) if e.get("event") in ("agent_start", "agent_end")), None)
     if last is None or last["event"] == "agent_end":
         return None
-    if last.get("host") != platform.node():
+    if last.get("host") != os.uname().nodename:
         return False
     return _other_alive(_integer(last.get("pid")), _integer(last.get("start_ticks")))
 

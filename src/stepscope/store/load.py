@@ -15,7 +15,15 @@ from stepscope.records.run_clock import now_of
 from stepscope.records.series import NOTED, RankError, RankSeries, RunData
 from stepscope.records.text import Progress, count_text, duration_text, no_progress
 from stepscope.store import locks
-from stepscope.store.documents import NodeInfo, clock_offsets, read_meta, read_nodes, read_refused
+from stepscope.store.captures import CAPTURES_JUDGED, read_captures
+from stepscope.store.documents import (
+    NodeInfo,
+    clock_offsets,
+    read_finding_history,
+    read_meta,
+    read_nodes,
+    read_refused,
+)
 from stepscope.store.file_io import read_jsonl
 from stepscope.store.live.failures import (
     RankNumbers,
@@ -91,7 +99,7 @@ def node_notices(
     bad = [f"{_who(node)}: {count_text(node.refused, 'frame')} refused." for node in nodes if node.refused]
     notices += _some(bad, "more nodes sent refused frames")
     if refused:
-        counts = sorted(refused.items(), key=lambda one: -one[1])
+        counts = sorted(refused.items(), key=lambda item: -item[1])
         reasons = ", ".join(f"{REFUSED.get(why, why.replace('_', ' '))} ({count:,})" for why, count in counts)
         notices.append(f"The hub refused {count_text(sum(refused.values()), 'request')}: {reasons}.")
     return notices
@@ -263,6 +271,8 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progr
         native={} if found.live else read_native(path, found.series, errors),
         last_line="" if found.live or found.series else read_last_line(path),
         nodes=_nodes(remote.nodes, found.shown, str(meta.get("spool", ""))),
+        history=read_finding_history(path),
+        captures=read_captures(path, most=CAPTURES_JUDGED),
         notices=(*notices, *large, *of_nodes, *remote.reduced),
     )
     return Loaded(

@@ -17,20 +17,23 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from stepscope.errors import RingNoSpace
-from stepscope.records.files import make_session
+from stepscope.errors import RingNoSpace, RunUnwritable
+from stepscope.records.files import file_mode, folder_mode, make_session
 from stepscope.records.paths import session_root
 from stepscope.store import file_io
-from stepscope.store.paths import HUB_EVENTS, META
+from stepscope.store.paths import ARCHIVED, HUB_EVENTS, META
 
 __all__ = [
     "STAGE",
     "LockBusy",
+    "append_requests",
     "commit_stage",
+    "file_locked",
     "finish_stage",
     "is_stage_committed",
     "locked",
@@ -105,6 +108,35 @@ def locked(folder: Path, *, wait_s: float = WAIT_S, sleep: Callable[[float], Non
         os.close(fd)
 
 
+@contextmanager
+def file_locked(path: Path, mode: int) -> Iterator[None]:
+    """Hold a lock on a file, which is created if necessary; it is given up when this process ends."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def append_requests(run_dir: Path, path: Path, requests: Sequence[Mapping[str, Any]], *, most_bytes: int) -> None:
+    """Append lines to a file of requests that several processes write, in a folder of the run, which is made.
+
+    RunUnwritable if that is not possible, or the file has more than ``most_bytes`` already.
+    """
+    try:
+        with suppress(FileExistsError):
+            path.parent.mkdir(mode=folder_mode(run_dir))
+        if path.parent.is_symlink():
+            raise RunUnwritable(f"{path.parent} is a link, which a run does not contain")
+        with file_locked(path, file_mode(run_dir)):
+            if path.stat().st_size > most_bytes:
+                raise RunUnwritable(f"{path} has too many requests")
+            file_io.append_jsonl(path, [{"schema": 1, **request} for request in requests])
+    except OSError as error:
+        raise RunUnwritable(f"{path} cannot be written: {error.strerror or type(error).__name__}") from None
+
+
 # -- write permission -------------------------------------------------------------------------------------------------
 # We write only into a run directory that is ours and contains no links.  A run may come from anyone: a colleague, or
 # an archive.  A link in it would make us overwrite its target.  Such a run is only read.
@@ -116,6 +148,8 @@ def writing_barred(run_dir: Path, *, made_here: bool = False) -> str | None:
     ``made_here``: this process made the folder.  A file server may still have given it to another user.
     """
     try:
+        if os.path.lexists(run_dir / ARCHIVED):
+            return "it is a copy of an archived run"
         about = run_dir.stat()
         if about.st_uid != os.geteuid() and not made_here:
             return "it belongs to another user"

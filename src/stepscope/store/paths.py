@@ -8,17 +8,27 @@ from stepscope.records.paths import HANGS
 from stepscope.records.text import hang_name, host_in_name
 
 __all__ = [
+    "ALERTS",
+    "ALERT_REQUESTS",
+    "ARCHIVED",
+    "CAPTURE_ANALYSIS",
+    "CAPTURE_RECORD",
+    "CAPTURE_REQUESTS",
     "COLLECTIVES_PARQUET",
     "COMM_PARQUET",
     "EVENTS",
     "FINDINGS",
+    "FINDING_HISTORY",
     "HUB",
     "HUB_EVENTS",
     "INBOX",
+    "INCIDENTS",
+    "JUDGED",
     "LABELS",
     "LAYERS",
     "META",
     "NODES",
+    "OUTBOX",
     "PARTS",
     "POSITIONS",
     "RANKS",
@@ -28,6 +38,7 @@ __all__ = [
     "SAMPLES_FOLDER",
     "SAMPLES_PARQUET",
     "SEGMENT_SUFFIX",
+    "SENT",
     "SIDECAR_SUFFIX",
     "STACKS",
     "STEPS",
@@ -64,12 +75,34 @@ SUMMARY_TEXT = "summary.txt"
 REPORT_FILE = "report.html"
 REDACTED_FILE = "report-redacted.html"
 FINDINGS = "findings.json"
+FINDING_HISTORY = "finding-history.jsonl"
+"""When each finding was shown, changed and was over (``records/finding_history.py``); written by the run's hub."""
+JUDGED = "judged.json"
+"""The present state of an active run as its hub judged it, for readers that do not open the run (``/metrics``)."""
+INCIDENTS = "incidents.jsonl"
+"""Changes of incidents (``alerts/model.py``); written by the run's hub."""
+ALERTS = "alerts"
+OUTBOX = "alerts/outbox.jsonl"
+"""Messages to be sent; written by the run's hub."""
+SENT = "alerts/sent.jsonl"
+"""What became of them; written by the sender."""
+ALERT_REQUESTS = "alerts/requests.jsonl"
+"""Acknowledgments and silences by people, appended by whoever takes them; read by the run's hub."""
+CAPTURE_REQUESTS = "captures/requests.jsonl"
+"""Captures that people and programs requested (``records/capture.py``), appended by whoever takes them; read by the
+run's hub."""
+CAPTURE_RECORD = "capture.json"
+"""In the folder of a capture; written by the run's hub."""
+CAPTURE_ANALYSIS = "analysis.json"
+"""Beside it: the document of ``stepscope trace --json``."""
 SWEEPS = "sweeps"
 """Where ``stepscope sweep`` writes, next to ``runs``: each ``sweeps/NAME`` has the two files below, and ``runs``."""
 SWEEP_STATE = "sweep.json"
 SWEEP_RESULT = "result.json"
 HUB = "hub.json"
 """The address of the run's hub and the token for reading from it; readable by its owner only."""
+ARCHIVED = ".archived.json"
+"""In a copy of an archived run on this disk (``archive/cache.py``): where it came from.  Nothing writes to a copy."""
 LABELS = "labels.json"
 """The name, tags and note that people gave the run."""
 INBOX = "inbox"

@@ -145,8 +145,8 @@ def _settled(rows: NDArray[Any], steps: NDArray[Any], groups: Sequence[ProcessGr
     on_device = (rows["flags"] & FLAG_DEVICE) > 0
     if on_device.any() and not on_device.all():
         key = (place * MAX_GROUPS + rows["group"]) * len(OPS) + rows["op"]
-        kept = on_device | ~np.isin(key, np.unique(key[on_device]))
-        rows, place = rows[kept], place[kept]
+        chosen = on_device | ~np.isin(key, np.unique(key[on_device]))
+        rows, place = rows[chosen], place[chosen]
     return _once(rows, place, "nth" if "nth" in (rows.dtype.names or ()) else "op")
 
 

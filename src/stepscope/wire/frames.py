@@ -17,7 +17,7 @@ Parts, by kind:
              of a ring, and again after a change
     steps    a block (see "Blocks" below)
     lines    zlib of whole lines of a file such as ``events.jsonl`` (``LINE_FILES``), starting at ``offset``
-    log      zlib of bytes of ``logs/NAME.log``, starting at ``offset``
+    log      zlib of bytes of ``logs/NAME.log`` or of a capture's trace, starting at ``offset``
     file     zlib of a whole small file: ``errors/*.json``, ``hangs/*``, ``flight/*.json``
 
 Every part carries its position (a sequence number, an offset, a name). A frame that arrives twice therefore changes
@@ -107,7 +107,10 @@ PartKind = Literal["rings", "steps", "lines", "log", "file"]
 LINE_FILES = ("events.jsonl", "samples.jsonl", "stacks.jsonl", "layers.jsonl")
 _NAMES = {
     "lines": re.compile("|".join(re.escape(name) for name in LINE_FILES)),
-    "log": re.compile(r"logs/[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}\.log"),
+    "log": re.compile(
+        r"logs/[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}\.log"
+        r"|captures/[A-Za-z0-9][A-Za-z0-9-]{0,63}/rank-\d{1,6}\.pt\.trace\.json\.gz"
+    ),
     "file": re.compile(r"(?:errors|hangs|flight)/[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}\.(?:json|txt)"),
 }
 _MOST = {"rings": LINES_BYTES, "lines": LINES_BYTES, "log": LINES_BYTES, "file": FILE_BYTES, "steps": INFLATED_BYTES}

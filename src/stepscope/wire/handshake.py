@@ -23,9 +23,10 @@ Certificates for clients need an authority, and a file on each node that expires
 not cover the certificate, and their libraries would have to be loaded by every agent.  This is HMAC-SHA256 of the
 standard library over the body, a nonce and the certificate.
 
-The key is the secret that one user's nodes share: ``STEPSCOPE_KEY`` if set, otherwise ``~/.config/stepscope/key``,
-which is created on first use and readable only by its owner. With a home folder that all nodes share, there is nothing
-else to do; elsewhere, copy the file once or set the variable. The key itself is never sent: it signs the handshake,
+The key is the secret that one user's nodes share: ``STEPSCOPE_KEY`` if set, or the file that ``STEPSCOPE_KEY_FILE``
+names, which is never created, otherwise ``~/.config/stepscope/key``, which is created on first use and readable only by
+its owner. With a home folder that all nodes share, there is nothing else to do; elsewhere, copy the file once or set a
+variable. The key itself is never sent: it signs the handshake,
 which hands out the run's own random tokens.
 
 To change the key while jobs run, the file temporarily has two lines: the new key and the previous one (``rotate_key``,
@@ -50,12 +51,13 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import FrameError, UsageError
-from stepscope.records.files import private_folder, write_private
+from stepscope.records.files import key_path, private_folder, write_private
+from stepscope.records.paths import ENV_KEY
 from stepscope.records.text import say
 from stepscope.wire.frames import HELLO_BYTES, JOIN_BYTES
 
 __all__ = [
-    "ENV_KEY",
+    "ENV_KEY_FILE",
     "HELLO_PATH",
     "PROOF_HEADER",
     "Join",
@@ -64,7 +66,6 @@ __all__ = [
     "Positions",
     "Welcome",
     "kept_secret",
-    "key_path",
     "load_keys",
     "peers_of",
     "positions_of",
@@ -84,16 +85,11 @@ __all__ = [
 
 # -- key --------------------------------------------------------------------------------------------------------------
 
-ENV_KEY = "STEPSCOPE_KEY"
+ENV_KEY_FILE = "STEPSCOPE_KEY_FILE"
 SHORTEST = 16
 _MOST_KEYS = 2
 _REREAD_S = 1.0
 _STOP_S = 1.0
-
-
-def key_path(environ: Mapping[str, str]) -> Path:
-    folder = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".config")
-    return Path(folder) / "stepscope" / "key"
 
 
 def load_keys(environ: Mapping[str, str] | None = None) -> tuple[bytes, ...]:
@@ -106,8 +102,17 @@ def load_keys(environ: Mapping[str, str] | None = None) -> tuple[bytes, ...]:
         if len(given) < SHORTEST:
             raise UsageError(f"{ENV_KEY} is too short for a secret: at least {SHORTEST} characters")
         return (_digest(given),)
-    path = key_path(environ)
+    path = _key_file(environ)
     return tuple(map(_digest, _lines(path, kept_secret(path, "key", f"set {ENV_KEY}"))))
+
+
+def _key_file(environ: Mapping[str, str]) -> Path:
+    """The file of the key; raise UsageError if the environment names a file that does not exist."""
+    if not (named := environ.get(ENV_KEY_FILE)):
+        return key_path(environ)
+    if not Path(named).exists():
+        raise UsageError(f"{ENV_KEY_FILE} names {named}, which does not exist")
+    return Path(named)
 
 
 def _say(text: str) -> None:
@@ -126,7 +131,8 @@ class KeyRing:
 
     def __init__(self, environ: Mapping[str, str], *, tell: Callable[[str], None] = _say) -> None:
         self._environ = environ
-        self._path = None if environ.get(ENV_KEY) else key_path(environ)
+        named = environ.get(ENV_KEY_FILE)
+        self._path = None if environ.get(ENV_KEY) else Path(named) if named else key_path(environ)
         self._tell = tell
         self._seen: tuple[int, ...] = ()
         self._keys: tuple[bytes, ...] = ()
@@ -215,7 +221,7 @@ def retire_key(environ: Mapping[str, str]) -> Path:
 def _change(environ: Mapping[str, str], changed: Callable[[list[str]], list[str]]) -> Path:
     if environ.get(ENV_KEY):
         raise UsageError(f"{ENV_KEY} is set, and a running job cannot reread it; only a key file can be changed")
-    path = key_path(environ)
+    path = _key_file(environ)
     kept_secret(path, "key", "use a writable folder")
     path = path.resolve()  # keep a symbolic link
     try:
@@ -288,9 +294,18 @@ def _lines(path: Path, text: str) -> list[str]:
     return lines
 
 
+def _is_private(found: os.stat_result) -> bool:
+    """Whether only we can read the file, or only root and a group that root chose.
+
+    The second is how Kubernetes mounts a Secret for a user other than root: it belongs to root and the pod's group.
+    """
+    others = found.st_mode & 0o077
+    return not others or (others == 0o040 and found.st_uid == 0 and os.geteuid() != 0)
+
+
 def _read(path: Path, what: str, *, whole: bool = False) -> str:
     """Read a secret. ``whole``: another process may be writing it; require a line end as proof that it is complete."""
-    if path.stat().st_mode & 0o077:
+    if not _is_private(path.stat()):
         raise UsageError(f"other users can read the {what} {path}; `chmod 600` it, or remove it to create a new one")
     written = path.read_text(errors="replace")
     text = written.strip()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,8 @@ from stepscope.hangs.thresholds import AFTER_S
 from stepscope.records.paths import ENV_HANG_AFTER, ENV_RUN_DIR
 
 if TYPE_CHECKING:
+    import subprocess
+
     from stepscope.agent.journal import Journal
     from stepscope.records.hang import HangRecord
 
@@ -79,6 +80,8 @@ class OnHang:
         return "asked the launcher to end the job"
 
     def _start(self, record: HangRecord, file: Path) -> str:
+        import subprocess  # the launcher loads this module for the policy alone
+
         self.poll()
         if self._running is not None:
             return "did not start the command: it is still running from an earlier hang"

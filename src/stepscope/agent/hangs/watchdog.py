@@ -402,7 +402,8 @@ class Watchdog:
         self._unsaved: set[int] = set()
         self._read_s: dict[int, float] = {}
 
-    def check(self, drains: Iterable[RingDrain]) -> None:
+    def check(self, drains: Iterable[RingDrain], *, captured: bool = False) -> None:
+        """``captured``: ranks may be standing still because torch's profiler writes a trace."""
         if not self._after_s:
             return
         now_s = self._now()
@@ -412,7 +413,7 @@ class Watchdog:
             self._leave(key)
         earlier = self._inquiry
         for world in worlds:
-            self._watch(world, now_s)
+            self._watch(world, now_s, captured=captured)
         if self._inquiry is earlier:  # an inquiry that just began cannot tell yet whether the job continues
             self._take_outcome(now_s)
         self._on_hang.poll()
@@ -450,7 +451,7 @@ class Watchdog:
                 self._update(replace(record, over=over, over_wall_ns=run_clock.wall_ns()))
         self._save()
 
-    def _watch(self, world: World, now_s: float) -> None:
+    def _watch(self, world: World, now_s: float, *, captured: bool) -> None:
         stop = self._stops.get(world.key)
         if stop is not None and stop.record is not None:
             self._watch_for_end(world, stop, now_s)
@@ -460,7 +461,8 @@ class Watchdog:
             self._leave(world.key)
             stop = None
         gave_up = stop.gave_up if stop is not None and stop.gave_up else self._gave_up(world, now_s)
-        if not gave_up and not self._stands_still(world, now_s) and not self._lost_one(world, now_s):
+        stands = not captured and self._stands_still(world, now_s)
+        if not gave_up and not stands and not self._lost_one(world, now_s):
             return
         if stop is None:
             stop = self._stops[world.key] = _Stop(
@@ -564,7 +566,7 @@ class Watchdog:
         if outcome is None:
             stop.next_s = float("inf")  # a Stepscope bug, with its traceback on the terminal; once is enough
         elif isinstance(outcome, NotAHang):
-            stop.next_s = now_s + outcome.look_again_s
+            stop.next_s = now_s + outcome.check_again_s
             if outcome.reason not in stop.reasons:
                 stop.reasons.add(outcome.reason)
                 self._journal.event("not_a_hang", reason=outcome.reason, evidence=list(outcome.evidence))

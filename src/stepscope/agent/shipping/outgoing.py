@@ -9,6 +9,7 @@ send. Its parts, in this order:
     steps    whole frames of segments, and the current position of each rank
     lines    whole lines; one that exceeds a part's limit is sent as blanks, so that offsets stay valid
     logs     any bytes
+    traces   the same, of captures
 
 Rare and important data comes first; what only people read comes last.
 """
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 from stepscope.agent.disk_space import claim_of
 from stepscope.records.files import open_file
-from stepscope.records.paths import FLIGHT, HANGS
+from stepscope.records.paths import CAPTURES, FLIGHT, HANGS
 from stepscope.records.series import RankState
 from stepscope.records.steps import SLOT_BYTES, SLOT_HEAD
 from stepscope.store.file_io import blank_line, lines_from, read_document
@@ -196,6 +197,8 @@ TEXT_BYTES = 512 << 10
 """Lines per file in a batch."""
 LOG_BYTES = 1 << 20
 """Bytes of all logs in a batch."""
+TRACE_BYTES = 2 << 20
+"""Bytes of all traces in a batch; they are compressed already."""
 SIDECARS_BYTES = 1 << 20
 SMALLEST = 1 / 64
 """The smallest scale of these limits when the hub finds frames too large."""
@@ -289,7 +292,8 @@ class Outgoing:
                     self._add_samples(batch)
                 else:
                     self._add_lines(batch, name)
-            self._add_logs(batch)
+            self._add_bytes(batch, list(self._named("log", [LOGS])), LOG_BYTES)
+            self._add_bytes(batch, list(self._traces()), TRACE_BYTES)
         except OSError as error:
             batch.problem = f"cannot read {self._run_dir}: {error.strerror}"
         return batch
@@ -317,7 +321,7 @@ class Outgoing:
         left = sum(ring.behind_bytes() for ring in self._rings.values())
         lines = [(name, _size(self._run_dir / name)) for name in LINE_FILES if name != SAMPLES]
         left += min(max(0, samples_end(self._run_dir) - self._at.get(SAMPLES, 0)), sample_bytes(self._run_dir))
-        logs = [(name, stamp.size) for name, stamp in self._named("log", [LOGS])]
+        logs = [(name, stamp.size) for name, stamp in (*self._named("log", [LOGS]), *self._traces())]
         left += sum(max(0, size - self._at.get(name, 0)) for name, size in (*lines, *logs))
         return left + sum(stamp.size for name, stamp in self._named("file", WHOLE) if self._whole.get(name) != stamp)
 
@@ -403,9 +407,10 @@ class Outgoing:
             elif batch.takes(part):
                 batch.whole[name] = stamp
 
-    def _add_logs(self, batch: Batch) -> None:
-        room = int(LOG_BYTES * self._scale)
-        for name, stamp in self._in_turn(list(self._named("log", [LOGS]))):
+    def _add_bytes(self, batch: Batch, files: Sequence[tuple[str, Stamp]], most: int) -> None:
+        """Add what these files got since the last time; ``most``: bytes of all of them."""
+        room = int(most * self._scale)
+        for name, stamp in self._in_turn(files):
             at = self._at.get(name, 0)
             if stamp.size <= at:
                 continue
@@ -429,6 +434,21 @@ class Outgoing:
                     yield name, stamp
                 elif not file.endswith(".tmp"):
                     self.unsent.add(name)
+
+    def _traces(self) -> Iterator[tuple[str, Stamp]]:
+        """Yield the traces of all captures; each is complete when it has its name."""
+        for capture in _folders(self._run_dir / CAPTURES):
+            for file, stamp in _entries(self._run_dir / CAPTURES / capture):
+                if may_be_named("log", name := f"{CAPTURES}/{capture}/{file}"):
+                    yield name, stamp
+
+
+def _folders(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
 
 
 def _entries(folder: Path) -> list[tuple[str, Stamp]]:

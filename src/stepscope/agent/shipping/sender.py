@@ -35,6 +35,8 @@ from stepscope.agent.shipping.client import Answer, HubClient
 from stepscope.agent.shipping.outgoing import Batch, Outgoing
 from stepscope.errors import FrameError, HubError, HubRefused, KeyRefused, UsageError
 from stepscope.records import run_clock
+from stepscope.records.capture import CaptureOrder
+from stepscope.records.dataclass_json import decoded
 from stepscope.store.documents import Destination, read_meta
 from stepscope.wire.frames import JOIN_BYTES, FrameHead, pack_frame
 from stepscope.wire.handshake import Join, KeyRing, Peer, Positions, Welcome, peers_of, positions_of, write_join
@@ -201,6 +203,8 @@ class Sender:
         self.peers: tuple[Peer, ...] = ()
         self.watched = False
         """Whether the run was being viewed when the hub last answered."""
+        self.order: CaptureOrder | None = None
+        """The capture that was ordered when the hub last answered."""
         self.probe_key = ""
 
     def turn(self, *, bye: Mapping[str, Any] | None = None, patience_s: float = PATIENCE_S) -> Turn:
@@ -344,6 +348,8 @@ class Sender:
             self.watched = document.get("watched") is True
             if document.get("peers") is not None:
                 self.peers = peers_of(document["peers"])
+            ordered = document.get("capture")
+            self.order = None if ordered is None else decoded(CaptureOrder, ordered)
         except (KeyError, TypeError, ValueError, OverflowError, FrameError):
             raise HubError("the answer is not from a Stepscope hub") from None
         self._outgoing.acked(batch)
@@ -494,6 +500,11 @@ class Shipper:
     def watched(self) -> bool:
         """Whether the run was being viewed when the hub last answered."""
         return self._sender.watched
+
+    @property
+    def order(self) -> CaptureOrder | None:
+        """The capture that is ordered, according to the hub's last answer."""
+        return self._sender.order
 
     @property
     def counts(self) -> Counts:

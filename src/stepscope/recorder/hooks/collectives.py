@@ -29,6 +29,7 @@ import functools
 import inspect
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,7 @@ from typing import Any
 
 from stepscope.recorder.guard import ImportWatch, Patches, failsafe
 from stepscope.recorder.hooks.compiled import leave_alone
-from stepscope.recorder.identity import of_this_process
+from stepscope.recorder.identity import of_this_process, start_times
 from stepscope.recorder.process_groups import UNKNOWN_GROUP, KnownGroup
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.collectives import OPS
@@ -564,6 +565,7 @@ def _joins(recorder: Recorder, rank: int | None, world_size: int | None) -> None
 @failsafe
 def _has_joined(recorder: Recorder) -> None:
     """The group is set up: it is now certain who we are, and that there are others."""
+    start_times.joined_ns = start_times.joined_ns or time.perf_counter_ns()
     found = of_this_process()
     if found.world_size > 1:
         recorder.appear(found, serve=True)

@@ -1,8 +1,8 @@
 """Values stored with a step: what the script gives to ``stepscope.note``, and what its framework logs.
 
-Loss, learning rate, gradient norm and throughput are logged by Trainers, by Lightning, by ``accelerator.log``, and by
-scripts to TensorBoard or W&B.  The hooks here note the numbers among them; they read nothing from a device, and cost
-nothing where nothing is logged.
+Loss, learning rate, gradient norm and throughput are logged by Trainers, by Lightning, by ``accelerator.log``, by
+``ray.train.report``, and by scripts to TensorBoard or W&B. The hooks here note the numbers among them; they read
+nothing from a device, and cost nothing where nothing is logged.
 
 *What may be called* of the script's objects: of what a framework logs nothing; only dicts are read, and in them plain
 numbers and torch's own tensors with one element on the host.  ``stepscope.note`` is called by the script itself, so
@@ -37,10 +37,13 @@ LOGGERS: dict[str, tuple[str, str, str]] = {
         *("_LoggerConnector", "log_metrics", "metrics"),
     ),
     "accelerate.accelerator": ("Accelerator", "log", "values"),
+    "ray.train.v2._internal.execution.train_fn_utils": ("DistributedTrainFnUtils", "report", "metrics"),
     "wandb.sdk.wandb_run": ("Run", "log", "data"),
     "torch.utils.tensorboard.writer": ("SummaryWriter", "add_scalar", "tag"),
 }
 """By module: a class, the method that logs, and its first argument: a mapping, or a tag with the value after it."""
+AFTER_STEP = ("transformers", "lightning", "pytorch_lightning")
+"""These log a step after its end, even if they exchange its loss between ranks, or evaluate, before that."""
 WORDS = ("loss", "lr", "learning_rate", "grad_norm", "per_second", "per_sec", "throughput", "mfu", "accuracy")
 """Names of interest contain one of these."""
 MOST_LOGGED = 8
@@ -81,7 +84,8 @@ def _plain(value: Any) -> Any:
 def install(recorder: Recorder, patches: Patches, watch: ImportWatch) -> None:
     logs = _Logs(recorder)
     for module_name, (class_name, method, argument) in LOGGERS.items():
-        watch.when_imported(module_name, functools.partial(logs.patch, patches, class_name, method, argument))
+        ended = module_name.partition(".")[0] in AFTER_STEP
+        watch.when_imported(module_name, functools.partial(logs.patch, patches, class_name, method, argument, ended))
 
 
 class _Logs:
@@ -90,18 +94,18 @@ class _Logs:
         self._inside = False
         """A Trainer's log calls W&B's, with other names for the same values."""
 
-    def patch(self, patches: Patches, class_name: str, method: str, argument: str, module: Any) -> None:
+    def patch(self, patches: Patches, class_name: str, method: str, argument: str, ended: bool, module: Any) -> None:
         owner = getattr(module, class_name, None)
         original = getattr(owner, method, None)
         if original is not None:
-            patches.set(owner, method, self._noted(original, argument))
+            patches.set(owner, method, self._noted(original, argument, ended))
 
-    def _noted(self, original: Callable[..., Any], argument: str) -> Callable[..., Any]:
+    def _noted(self, original: Callable[..., Any], argument: str, ended: bool) -> Callable[..., Any]:
         @functools.wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
             if self._inside:
                 return original(*args, **kwargs)
-            self._note(args, kwargs, argument)
+            self._note(args, kwargs, argument, ended)
             self._inside = True
             try:
                 return original(*args, **kwargs)
@@ -111,7 +115,7 @@ class _Logs:
         return noted
 
     @failsafe
-    def _note(self, args: tuple[Any, ...], kwargs: dict[str, Any], argument: str) -> None:
+    def _note(self, args: tuple[Any, ...], kwargs: dict[str, Any], argument: str, ended: bool) -> None:
         values: Any = args[1] if len(args) > 1 else kwargs.get(argument)  # args[0] is self
         if issubclass(type(values), str):
             values = {values: args[2] if len(args) > 2 else kwargs.get("scalar_value")}
@@ -120,7 +124,7 @@ class _Logs:
         named = ((name, value) for name, value in dict.items(values) if _of_interest(name))
         numbers = {name: value for name, value in islice(named, MOST_LOGGED) if _is_number(value)}
         for text in note_texts(numbers):
-            self._recorder.note(text)
+            self._recorder.note(text, ended=ended)
 
 
 def _of_interest(name: Any) -> bool:

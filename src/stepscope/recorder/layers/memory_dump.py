@@ -9,9 +9,10 @@ be done in time is left out.
 The allocator's state on CUDA (``save_snapshot``) is what ``torch.cuda.memory._dump_snapshot`` writes, so torch's viewer
 opens it.
 
-``stepscope snapshot`` asks for it with a file next to the ring, which a process that uses CUDA looks for about once a
-second, after a step (``SnapshotRequests``).  No thread and no signal is needed, and between two steps no graph is being
-captured and the allocator is not in use.  The snapshot is written in memory; the command copies it.
+``stepscope snapshot`` asks for it with a file next to the ring, and counts up the ring's request word, which a process
+that uses CUDA reads about twice a second, after a step (``SnapshotRequests``).  No thread and no signal is needed, and
+between two steps no graph is being captured and the allocator is not in use.  The snapshot is written in memory; the
+command copies it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.layers.growth import holder_of
 from stepscope.recorder.layers.tree import ModuleTree, local_part
+from stepscope.recorder.requests import RequestWord
 from stepscope.recorder.variables import attributes_of, variables_of
 from stepscope.records.files import file_mode, folder_mode
 from stepscope.records.layers import MEMORY_KINDS
@@ -345,8 +347,6 @@ class _Bounded:
 
 # -- Requests ---------------------------------------------------------------------------------------------------------
 
-SOONEST_S, LATEST_S = 0.5, 2.0
-"""Between two checks for a request."""
 LONGEST_HISTORY_S = 600.0
 MOST_ENTRIES = 100_000
 """Of the allocator's history: some hundred bytes each, of which the last ones are kept."""
@@ -361,34 +361,34 @@ class SnapshotRequests:
     ``step``, ``history``: whether one was recorded, and ``own_history``: by the script) or ``failed`` (``problem``).
     """
 
-    def __init__(self, torch: Any, ring: Path, *, now_s: Callable[[], float] = time.monotonic) -> None:
-        self.due_at = 0
-        """After this step, check again."""
+    def __init__(
+        self, torch: Any, ring: Path, header: memoryview, *, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._torch = torch
         self._ring = ring
-        self._ask = str(ring.with_suffix(ASK_SUFFIX))
         self._now_s = now_s
-        self._every = 1
-        self._checked_s = now_s()
+        self._word = RequestWord(header, now_s=now_s)
+        self._changed = False
+        """Whether something was requested that has not been read."""
         self._current: dict[str, Any] | None = None
         self._until_s = 0.0
         self._recording = False
         """Whether we have turned the allocator's history on."""
 
+    @property
+    def due_at(self) -> int:
+        """After this step, check again."""
+        return self._word.due_at
+
     def check(self, step: int, *, busy: bool) -> None:
-        """Look after this step; ``busy``: a graph is being captured, so that nothing may be done now."""
-        now_s = self._now_s()
-        since_s, self._checked_s = now_s - self._checked_s, now_s
-        if since_s < SOONEST_S:
-            self._every *= 2
-        elif since_s > LATEST_S and self._every > 1:
-            self._every = max(1, int(self._every * SOONEST_S / since_s))
-        self.due_at = step + self._every
+        """Read the request word after this step; ``busy``: a graph is being captured, so nothing may be done now."""
+        self._changed |= self._word.changed(step)
         if busy:
             return
-        if self._current is None and os.path.exists(self._ask):  # noqa: PTH110 - a path would have to be made
-            self._begin(now_s)
-        if self._current is not None and now_s >= self._until_s:
+        if self._current is None and self._changed:
+            self._changed = False
+            self._begin()
+        if self._current is not None and self._now_s() >= self._until_s:
             self._finish(step)
 
     @failsafe
@@ -399,8 +399,8 @@ class SnapshotRequests:
             self._recording = False
             self._torch.cuda.memory._record_memory_history(enabled=None)
 
-    def _begin(self, now_s: float) -> None:
-        path = Path(self._ask)
+    def _begin(self) -> None:
+        path = self._ring.with_suffix(ASK_SUFFIX)
         try:
             raw = json.loads(path.read_bytes())
             path.unlink()
@@ -412,7 +412,7 @@ class SnapshotRequests:
         seconds = float(history_s) if isinstance(history_s, int | float) else 0.0
         seconds = min(max(seconds, 0.0), LONGEST_HISTORY_S)
         self._current = {"id": raw["id"][:TEXT]}
-        self._until_s = now_s + seconds
+        self._until_s = self._now_s() + seconds
         if seconds and not self._has_history():
             self._recording = failsafe(self._record)() is True
             if not self._recording:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, Protocol
 
 from stepscope.recorder.device import Scalars, StreamMarks
 from stepscope.recorder.guard import failsafe
@@ -38,7 +38,7 @@ from stepscope.recorder.variables import attributes_of, first_of
 from stepscope.records.layers import plain_numbers
 from stepscope.records.steps import BACKWARD
 
-__all__ = ["SampledStep"]
+__all__ = ["LayerLabels", "SampledStep"]
 
 MAX_OUTPUTS = 8
 """Tensors of one output that are inspected."""
@@ -48,6 +48,19 @@ ROOTS = frozenset({"Adagrad", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop"})
 """Optimizers that take the root of all second moments together (``foreach``), unless they are fused."""
 
 Figures = tuple[ModuleTree, dict[str, Any]]
+
+
+class LayerLabels(Protocol):
+    """Labels calls of modules for a profiler (``capture/labels.py``)."""
+
+    @property
+    def active(self) -> bool:
+        """Whether a profiler would see them."""
+        ...
+
+    def layer_begins(self, name: str) -> None: ...
+
+    def layer_ends(self, name: str) -> None: ...
 
 
 # -- The step ---------------------------------------------------------------------------------------------------------
@@ -66,8 +79,11 @@ class SampledStep:
         marks: StreamMarks,
         activations: bool,
         gradients: bool,
+        labels: LayerLabels | None = None,
     ) -> None:
+        """``labels``: forward is labeled, because a profiler is active."""
         self._torch = torch
+        self._labels = labels
         self._ledger = ledger
         self._now = now
         self._trees = trees
@@ -137,6 +153,9 @@ class SampledStep:
         times, marks = self._times, self._times.marks
         forward_ns, called = times.forward_ns, times.called
         recomputation, note_layout = self._recomputation, self._inputs.note_layout
+        names, labels = self._nodes.names, self._labels
+        label_begins = _no_label if labels is None else labels.layer_begins
+        label_ends = _no_label if labels is None else labels.layer_ends
         calls = 0
         last_call = [0] * count
         """Which call was the last one of each module: if none came after it, the module called no other one."""
@@ -162,6 +181,7 @@ class SampledStep:
                 if graph is not None:
                     graph.enter(at)
                     self._keep_inputs(graph, at, args)
+                label_begins(names[at])
                 if marks is not None:
                     begun_mark[at] = marks.mark()
                 begun_ns[at] = there_ns = now()
@@ -183,6 +203,7 @@ class SampledStep:
                 if marks is not None:
                     end = marks.mark()
                     times.forward_marks.append((at, begun_mark[at], end))
+                label_ends(names[at])
                 if graph is not None:
                     graph.leave(at)
                 self._inspect(at, calls_none, (args, kwargs), output)
@@ -392,10 +413,13 @@ class _Nodes:
         """Where each tree's nodes begin."""
         self.index: dict[int, int] = {}
         """id of a module → its node."""
+        self.names: list[str] = []
+        """As the script would write them; of a model the name of its class."""
         self.count = 0
         for tree in trees:
             self.firsts.append(self.count)
             self.index.update((key, self.count + at) for key, at in tree.timed())
+            self.names += [node.name or node.kind for node in tree.nodes]
             self.count += len(tree.nodes)
         self.tops = set(self.firsts)
 
@@ -615,6 +639,10 @@ class _Recomputation:
 
 
 # -- Helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _no_label(name: str) -> None:
+    """No profiler is active."""
 
 
 def _graph_of(torch: Any, trees: Sequence[ModuleTree], device_index: int | None) -> AutogradGraph:

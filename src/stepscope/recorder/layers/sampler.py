@@ -5,7 +5,8 @@ recorder does not even ask.
 
 *Which steps.*  One early step, then one in 100·2^k, at the same place in each block of 100, so that ranks have steps in
 common although each chooses its own k.  That place is no round number: loops log, evaluate and save at those.  The more
-often 100 steps fit into the time that may pass between two samples, and the longer the run, the larger k.
+often 100 steps fit into the time that may pass between two samples, and the longer the run, the larger k; and large
+enough that samples take no more than a 500th of the time, whatever the model is.
 
 *After something odd* (``suspect``) two more steps are sampled, a few times in a run.  A rank does so for itself: ranks
 are compared only at steps that several of them sampled.
@@ -27,7 +28,7 @@ from typing import Any
 from stepscope.recorder.device import Scalars, StreamMarks
 from stepscope.recorder.guard import above_standard_streams, failsafe, immortal, warn
 from stepscope.recorder.layers.gradient_trail import GradientTrail
-from stepscope.recorder.layers.sampled_step import SampledStep
+from stepscope.recorder.layers.sampled_step import LayerLabels, SampledStep
 from stepscope.recorder.layers.tree import MOST_MODULES, ModuleTree
 from stepscope.recorder.ledger import Ledger
 from stepscope.recorder.model import unwrapped
@@ -60,12 +61,14 @@ NEEDED = (
 """What is private to torch, or may change; 2.13 has all of it.  Without it, layers are not sampled."""
 
 
-def layer_sampler(torch: Any, ledger: Ledger, environ: Mapping[str, str]) -> LayerSampler | None:
+def layer_sampler(
+    torch: Any, ledger: Ledger, environ: Mapping[str, str], labels: LayerLabels | None = None
+) -> LayerSampler | None:
     """The sampler that the environment asks for; None: it is off."""
     mode = environ.get(ENV_LAYERS, "")
     if mode == "off" or not all(_has(torch, name) for name in NEEDED):
         return None
-    return LayerSampler(torch, ledger, every_step=mode == "every")
+    return LayerSampler(torch, ledger, every_step=mode == "every", labels=labels)
 
 
 def _has(torch: Any, path: str) -> bool:
@@ -82,9 +85,15 @@ SHORTEST_NS, LONGEST_NS = 2_000_000_000, 60_000_000_000
 """Time between two samples: at least the first at the beginning, and the second in a long run …"""
 SAMPLES_BEFORE_GROWTH = 150
 """… growing once the run has taken this many times the first."""
-MOST_COST = 0.02
-"""If a sample takes more than this share of the time since the one before it, the time between them doubles."""
+MOST_COST = 0.002
+"""Samples may take this share of a run's time; if they take longer, there are fewer of them …"""
+UNCHARGED_SAMPLES = 6
+"""… except for the first ones: what is wrong from the beginning should be known after seconds."""
 LARGEST_STRIDE = SHARED_STEPS << 24
+FEW_STEPS = 8
+MOST_DELAY = 8
+"""A sampled step is longer than others by what the sample itself takes, and by what it delays: the device may run out
+of work meanwhile.  What is more than this many times the sample itself has another reason."""
 
 
 MORE_SAMPLES = 2
@@ -101,14 +110,20 @@ class Schedule:
         self._now = now
         self._began_ns = self._last_ns = now()
         self._last = 0
-        self._samples = 0
-        self._slowdown = 1
+        self._taken = 0
+        self._spent_ns = 0
+        """What the samples have cost, without the first ones."""
         self._regular = 1 if every_step else EARLY_STEP
         self._more: range | None = None
         """Steps to sample because of something odd."""
         self._odd: int | None = None
         """The step in which it was seen."""
         self._times = dict(MOST_TIMES)
+
+    def usual_ns(self, begun_ns: int, step: int) -> int:
+        """The mean of the steps since the last regular sample until this one begins; 0 if there were too few."""
+        steps = step - 1 - self._last
+        return (begun_ns - self._last_ns) // steps if self._last and steps >= FEW_STEPS else 0
 
     @property
     def next(self) -> int:
@@ -125,7 +140,10 @@ class Schedule:
         return True
 
     def sampled(self, step: int, cost_ns: int) -> None:
-        """Choose the next step after this one, which was sampled (or could not be) and cost so much."""
+        """Choose the next step after this one, which was sampled and cost so much (or could not be: nothing)."""
+        self._taken += cost_ns > 0
+        if self._taken > UNCHARGED_SAMPLES:
+            self._spent_ns += cost_ns
         if self._more:
             self._more = range(max(self._more[0], step + 1), self._more[-1] + 1)
         if step < self._regular:
@@ -136,14 +154,12 @@ class Schedule:
         if self._every_step:
             self._regular = step + 1
             return
-        if self._samples and cost_ns > MOST_COST * since_ns:
-            self._slowdown *= 2
-        elif self._slowdown > 1 and cost_ns < MOST_COST / 8 * since_ns:
-            self._slowdown //= 2
-        self._samples += 1
-        wanted_ns = min(max((now_ns - self._began_ns) // SAMPLES_BEFORE_GROWTH, SHORTEST_NS), LONGEST_NS)
+        age_ns = now_ns - self._began_ns
+        wanted_ns = min(max(age_ns // SAMPLES_BEFORE_GROWTH, SHORTEST_NS), LONGEST_NS)
+        if self._taken >= UNCHARGED_SAMPLES:
+            wanted_ns = max(wanted_ns, int((self._spent_ns + cost_ns) / MOST_COST) - age_ns)
         stride = SHARED_STEPS
-        while stride * since_ns < wanted_ns * self._slowdown * steps and stride < LARGEST_STRIDE:
+        while stride * since_ns < wanted_ns * steps and stride < LARGEST_STRIDE:
             stride *= 2
         self._regular = (step - FIRST_SHARED_STEP) // stride * stride + stride + FIRST_SHARED_STEP
 
@@ -168,9 +184,11 @@ class LayerSampler:
         ledger: Ledger,
         *,
         every_step: bool = False,
+        labels: LayerLabels | None = None,
         now: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._torch = torch
+        self._labels = labels
         self._ledger = ledger
         self._every_step = every_step
         self._now = now
@@ -206,6 +224,9 @@ class LayerSampler:
         """Samples whose numbers have not arrived from the device, the oldest first."""
         self._stopped = False
         self._cost_ns = 0
+        """Of the sample in progress …"""
+        self._begun_ns = 0
+        """… which began then."""
 
     @property
     def sampling(self) -> bool:
@@ -260,8 +281,12 @@ class LayerSampler:
         written = self._finish(sampled, step, flags, optimizers, ring)
         if written is None or sampled.failed:
             self._stop()
-        self._cost_ns += self._now() - begun_ns + sampled.own_ns
+        ended_ns = self._now()
+        self._cost_ns += ended_ns - begun_ns + sampled.own_ns
         if self._schedule is not None:
+            if usual_ns := self._schedule.usual_ns(self._begun_ns, step):
+                longer_ns = ended_ns - self._begun_ns - usual_ns
+                self._cost_ns = max(self._cost_ns, min(longer_ns, MOST_DELAY * self._cost_ns))
             self._schedule.sampled(step, self._cost_ns)
         return FLAG_SAMPLED
 
@@ -281,7 +306,7 @@ class LayerSampler:
         if step + 1 == self._schedule.next:
             begun_ns = self._now()
             began = False if busy else self._begin(roots, compiled)
-            self._cost_ns = self._now() - begun_ns
+            self._cost_ns, self._begun_ns = self._now() - begun_ns, begun_ns
             if began is None:
                 self._stop()
             elif not began:
@@ -319,6 +344,7 @@ class LayerSampler:
                 marks=self._reading[1],
                 activations=activations,
                 gradients=gradients,
+                labels=self._labels if self._labels is not None and self._labels.active else None,
             )
         step.copy_slices()
         if not any(tree.compiled for tree in trees):

@@ -21,13 +21,13 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from stepscope.errors import HubError
+from stepscope.errors import FrameError, HubError
 from stepscope.records import run_clock
 from stepscope.records.files import file_mode, folder_mode
-from stepscope.records.paths import FLIGHT, HANGS
+from stepscope.records.paths import CAPTURES, FLIGHT, HANGS
 from stepscope.records.text import host_in_name
 from stepscope.store.documents import NodeInfo, read_nodes, write_nodes
 from stepscope.store.file_io import append_jsonl, fsync_file, fsync_folder, read_jsonl, write_all
@@ -61,15 +61,20 @@ __all__ = ["Accepted", "Gap", "Inbox", "ReceivedFiles", "signed_file"]
 #     flight/rank_N.json    → the same; the last to arrive counts, whichever node sent it
 #     logs/main.log         → logs/nodeK.main.log
 #     logs/rank-N.log       → the same
+#     captures/ID/rank-N.…  → the same: the trace of a capture
 #
 # If another sender or a local process has taken a name, the host is added and, if necessary, the sender's spool.  Names
 # are recorded (``inbox/places.jsonl``) before they are used, so a restarted hub continues with the same files.  Names
-# arrive checked (``wire/frames.py``); even so, nothing is written outside these four folders, and no link is followed.
+# arrive checked (``wire/frames.py``); even so, nothing is written outside these five folders, and no link is followed.
 
 PLACES = "places.jsonl"
-_PLACE = re.compile(r"(?:errors|hangs|logs)/[A-Za-z0-9_.-]{1,250}")
+_PLACE = re.compile(r"(?:(?:errors|hangs|logs)|captures/[A-Za-z0-9][A-Za-z0-9-]{0,63})/[A-Za-z0-9_.-]{1,250}")
+MOST_TRACE_BYTES = 2 << 30
+"""Limit for the trace of one rank."""
+_LOGS = "logs/"
 _SPOOL_CHARS = 8
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class ReceivedFiles:
@@ -84,7 +89,7 @@ class ReceivedFiles:
             if _PLACE.fullmatch(place):
                 self._given[spool, name] = place
         self._taken = set(self._given.values())
-        self.logs = sum(place.startswith("logs/") for place in self._taken)
+        self.logs = sum(place.startswith(_LOGS) for place in self._taken)
         """The number of logs."""
 
     def of(self, spool: str, name: str, *, node: int, host: str) -> str:
@@ -92,10 +97,10 @@ class ReceivedFiles:
         known = self._given.get((spool, name))
         if known is not None:
             return known
-        folder, _, plain = name.partition("/")
+        folder, _, plain = name.rpartition("/")
         if folder == FLIGHT:
             return name
-        stem, dot, suffix = plain.rpartition(".")
+        stem, dot, suffix = plain.partition(".") if folder.startswith(CAPTURES) else plain.rpartition(".")
         place = next(
             place
             for place in (f"{folder}/{found}{dot}{suffix}" for found in _stems(folder, stem, spool, node, host))
@@ -191,11 +196,15 @@ def signed_file(name: str, data: bytes, *, spool: str, host: str) -> bytes:
 @contextmanager
 def _folder(run_dir: Path, place: str) -> Iterator[tuple[int, str]]:
     """Open a folder of the run, made if necessary, so that no link can replace it; also yield the file's name."""
-    folder, _, name = place.partition("/")
-    with suppress(FileExistsError):
-        (run_dir / folder).mkdir(mode=folder_mode(run_dir))
-    fd = os.open(run_dir / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    *folders, name = place.split("/")
+    fd = os.open(run_dir, _FOLDER)
     try:
+        for folder in folders:
+            with suppress(FileExistsError):
+                os.mkdir(folder, folder_mode(run_dir), dir_fd=fd)
+            inner = os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+            os.close(fd)
+            fd = inner
         yield fd, name
     finally:
         os.close(fd)
@@ -225,6 +234,7 @@ class Inbox:
     """What other nodes sent to a run.
 
     ``journal_bytes``: the size at which the next journal begins.  ``log_bytes``: the limit for all logs together.
+    ``trace_bytes``: the limit for the trace of one rank.
     """
 
     def __init__(
@@ -233,12 +243,14 @@ class Inbox:
         *,
         journal_bytes: int = JOURNAL_BYTES,
         log_bytes: int = ALL_BYTES,
+        trace_bytes: int = MOST_TRACE_BYTES,
         clock: Callable[[], int] = run_clock.wall_ns,
     ) -> None:
         """OSError if the existing data cannot be read or written; HubError if another process has the inbox."""
         self._run_dir = run_dir
         self._journal_bytes = journal_bytes
         self._log_bytes = log_bytes
+        self._trace_bytes = trace_bytes
         self._clock = clock
         (run_dir / INBOX).mkdir(exist_ok=True)
         self._lock = _lock(run_dir)
@@ -340,6 +352,8 @@ class Inbox:
 
     def _write(self, head: FrameHead, found: Compared, new_data: bytes, now: int, account: _Account) -> None:
         logs: list[tuple[str, int]] = []
+        if any(not name.startswith(_LOGS) and at + len(data) > self._trace_bytes for name, at, data in found.logs):
+            raise FrameError("a trace is too large")
         try:
             for name, data in found.whole:
                 signed = signed_file(name, data, spool=head.spool, host=account.about.host)
@@ -364,6 +378,8 @@ class Inbox:
 
     def _bound_log(self, place: str, begin: int, end: int) -> None:
         """Keep the beginning and the end of a very long log; checked from time to time as it grows."""
+        if not place.startswith(_LOGS):
+            return
         share = log_share(self._places.logs, self._log_bytes)
         if begin // (share // 4) != end // (share // 4):
             with suppress(OSError):  # retried when the log has grown
@@ -389,7 +405,8 @@ class Inbox:
         for place in sorted(places):
             with suppress(FileNotFoundError):  # removed by the user in the meantime
                 fsync_file(self._run_dir / place)
-        for folder in sorted({place.partition("/")[0] for place in places}):
+        folders = {str(parent) for place in places for parent in PurePosixPath(place).parents}
+        for folder in sorted(folders - {"."}):
             fsync_folder(self._run_dir / folder)
         with suppress(FileNotFoundError):
             fsync_file(self._run_dir / INBOX / PLACES)

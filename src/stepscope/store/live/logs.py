@@ -255,7 +255,11 @@ OUTPUT_POSITIONS = "positions"
 
 
 class OutputCopier:
-    """Copies output files into logs.  ``look`` raises OSError if a log cannot be written; the next call retries."""
+    """Copies output files into logs.  ``copy`` raises OSError if a log cannot be written; the next call retries.
+
+    Positions are noted after the logs are written: nothing is lost if the agent is killed in between, but its successor
+    copies that part once more.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir

@@ -24,7 +24,7 @@ from stepscope.store.load import Loaded, load_run
 if TYPE_CHECKING:
     from stepscope.store.inbox.journal import SealedPositions
 
-__all__ = ["QUERY_S", "QueryResult", "ask", "query"]
+__all__ = ["QUERY_S", "QueryResult", "ReadOnly", "ask", "query"]
 
 EVENT_COLUMNS = {
     "wall_ns": "BIGINT", "event": "VARCHAR", "rank": "BIGINT", "pid": "BIGINT", "step": "BIGINT", "data": "VARCHAR"
@@ -63,6 +63,8 @@ _OURS = ("schema", "key", "seq")
 """Event fields that only the store needs."""
 _NEITHER = ("COPY", "EXPORT", "ATTACH")
 """Statements that write to files: a file that may be read must not be written."""
+_READS = ("SELECT", "EXPLAIN")
+"""DESCRIBE, SHOW and SUMMARIZE are SELECT, too."""
 _SHUT = (
     "SET temp_directory = ''",
     "SET autoinstall_known_extensions = false",
@@ -80,9 +82,28 @@ T = TypeVar("T")
 class QueryResult:
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
+    more: bool = False
+    """Whether rows were left out."""
 
 
-def query(run_dir: Path, sql: str, *, limit_s: float = QUERY_S, progress: Progress = no_progress) -> QueryResult:
+@dataclass(frozen=True, kw_only=True)
+class ReadOnly:
+    """For a query that another program sends: only one that reads, and bounds on what it returns and takes."""
+
+    rows: int
+    """The rest is left out."""
+    memory_bytes: int = 1 << 30
+    """Beyond the tables of the run."""
+
+
+def query(
+    run_dir: Path,
+    sql: str,
+    *,
+    limit_s: float = QUERY_S,
+    read_only: ReadOnly | None = None,
+    progress: Progress = no_progress,
+) -> QueryResult:
     """Run one query; UsageError, in one line, if it is invalid, empty or more than one, or takes too long.
 
     ``limit_s``: after this time it is interrupted; 0: never.  ``progress`` reports opening the run.
@@ -97,7 +118,8 @@ def query(run_dir: Path, sql: str, *, limit_s: float = QUERY_S, progress: Progre
     sealed = read_positions(run_dir)
     with duckdb.connect(config={"threads": 2}) as con:
         _make_tables(con, loaded, findings)
-        return ask(con, sql, _add_parts(con, run_dir, sealed) if is_too_large(sealed) else (), limit_s=limit_s)
+        readable = _add_parts(con, run_dir, sealed) if is_too_large(sealed) else ()
+        return ask(con, sql, readable, limit_s=limit_s, read_only=read_only)
 
 
 def _add_parts(con: Any, run_dir: Path, sealed: SealedPositions) -> list[Path]:
@@ -114,13 +136,23 @@ def _add_parts(con: Any, run_dir: Path, sealed: SealedPositions) -> list[Path]:
     return paths
 
 
-def ask(con: Any, sql: str, readable: Sequence[Path] = (), *, limit_s: float = QUERY_S) -> QueryResult:
+def ask(
+    con: Any,
+    sql: str,
+    readable: Sequence[Path] = (),
+    *,
+    limit_s: float = QUERY_S,
+    read_only: ReadOnly | None = None,
+) -> QueryResult:
     """Restrict a database to its tables and the files its views read, and run one query; UsageError as above."""
     import duckdb
 
     if readable:
         allowed = [form(path) for path in readable for form in (sql_output_path, sql_input_path)]
         con.execute(f"SET allowed_paths = [{', '.join(allowed)}]")
+    if read_only is not None:
+        used = con.execute("SELECT sum(memory_usage_bytes) FROM duckdb_memory()").fetchone()[0] or 0
+        con.execute(f"SET memory_limit = '{int(used) + read_only.memory_bytes} bytes'")
     for statement in _SHUT:
         con.execute(statement)
     try:
@@ -129,12 +161,18 @@ def ask(con: Any, sql: str, readable: Sequence[Path] = (), *, limit_s: float = Q
             raise UsageError(_NOT_ONE.format(len(statements)) if statements else "SQL: the query is empty")
         if readable and statements[0].type.name in _NEITHER:
             raise UsageError(f"SQL: {statements[0].type.name} is not allowed: queries cannot write files")
-        columns, rows = _within(limit_s, con, lambda: _execute(con, statements[0]))
+        if read_only is not None and statements[0].type.name not in _READS:
+            raise UsageError(f"SQL: {statements[0].type.name} is not allowed: queries can only read")
+        most = MOST_ROWS if read_only is None else read_only.rows
+        columns, rows = _within(limit_s, con, lambda: _execute(con, statements[0], most))
     except duckdb.InterruptException:
-        raise UsageError(f"SQL: the query took longer than {duration_text(limit_s)} (see --timeout)") from None
+        hint = " (see --timeout)" if read_only is None else "; select fewer steps or ranks"
+        raise UsageError(f"SQL: the query took longer than {duration_text(limit_s)}{hint}") from None
     except duckdb.Error as error:
         raise UsageError(f"SQL: {_one_line(error)}") from error
-    return QueryResult(columns=columns, rows=tuple(rows))
+    if len(rows) > MOST_ROWS:
+        raise UsageError(f"SQL: the result has more than {MOST_ROWS:,} rows; aggregate them, or add a LIMIT")
+    return QueryResult(columns=columns, rows=tuple(rows[:most]), more=len(rows) > most)
 
 
 def _within(seconds: float, con: Any, work: Callable[[], T]) -> T:
@@ -163,18 +201,17 @@ def _within(seconds: float, con: Any, work: Callable[[], T]) -> T:
         return done.result()
 
 
-def _execute(con: Any, statement: Any) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+def _execute(con: Any, statement: Any, most: int) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     result = con.execute(statement)
     columns = tuple(column[0] for column in result.description or ())
-    return columns, _rows(result) if columns else []
+    return columns, _rows(result, most) if columns else []
 
 
-def _rows(result: Any) -> list[tuple[Any, ...]]:
+def _rows(result: Any, most: int) -> list[tuple[Any, ...]]:
+    """Fetch the rows; at least one more than ``most`` if there are more."""
     rows: list[tuple[Any, ...]] = []
-    while some := result.fetchmany(_ROWS_AT_ONCE):
+    while len(rows) <= most and (some := result.fetchmany(min(_ROWS_AT_ONCE, most + 1))):
         rows += some
-        if len(rows) > MOST_ROWS:
-            raise UsageError(f"SQL: the result has more than {MOST_ROWS:,} rows; aggregate them, or add a LIMIT")
     return rows
 
 
