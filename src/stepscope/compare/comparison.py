@@ -52,6 +52,7 @@ __all__ = [
     "Limits",
     "alike",
     "compare_inputs",
+    "context_changes",
     "differences",
     "differs_in_what_matters",
     "gate_inputs",
@@ -519,12 +520,22 @@ KINDS = {"workload": WORKLOAD, "hardware": HARDWARE, "software": SOFTWARE, "code
 
 def _context(baselines: Sequence[Input], candidate: Input) -> list[dict[str, Any]]:
     """Everything in which the candidate differs from a baseline, what matters most first."""
+    rows = context_changes([baseline.context for baseline in baselines], candidate.context)
+    kinds = {source.kind in ("run", "summary", "baseline") for source in (*baselines, candidate)}
+    if len(kinds) > 1:
+        known = {"before": baselines[-1].kind, "after": candidate.kind}
+        rows.insert(0, {"name": "kind", "label": "kind of input", "kind": "workload", "matters": True, **known})
+    return rows
+
+
+def context_changes(baselines: Sequence[Mapping[str, Any]], candidate: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The same for the contexts of runs alone (``context_of`` in ``inputs.py``)."""
     rows = []
-    names = dict.fromkeys([*candidate.context, *(name for baseline in baselines for name in baseline.context)])
+    names = dict.fromkeys([*candidate, *(name for baseline in baselines for name in baseline)])
     for name in sorted(names, key=_context_order):
         kind = _context_kind(name)
-        values = [baseline.context.get(name) for baseline in baselines]
-        after = candidate.context.get(name)
+        values = [baseline.get(name) for baseline in baselines]
+        after = candidate.get(name)
         # A value that was not recorded is not a difference, except among settings, where it means that there is none.
         if kind not in ("settings", "environment"):
             values = [value for value in values if value is not None]
@@ -543,10 +554,6 @@ def _context(baselines: Sequence[Input], candidate: Input) -> list[dict[str, Any
                 **known,
             }
         )
-    kinds = {source.kind in ("run", "summary", "baseline") for source in (*baselines, candidate)}
-    if len(kinds) > 1:
-        known = {"before": baselines[-1].kind, "after": candidate.kind}
-        rows.insert(0, {"name": "kind", "label": "kind of input", "kind": "workload", "matters": True, **known})
     return rows
 
 

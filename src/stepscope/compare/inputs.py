@@ -42,6 +42,7 @@ __all__ = [
     "Input",
     "Measured",
     "check_comparable",
+    "context_of",
     "decode_baseline",
     "encode_baseline",
     "input_of_run",
@@ -318,7 +319,7 @@ def _about_run(summary: Mapping[str, Any], meta: Mapping[str, Any], window: Wind
         "bad": status not in ("finished", "interrupted") or summary.get("status_severity") == "critical",
         "warmup": warmup if isinstance(warmup, int) else 0,
         "created_wall_ns": created if isinstance(created, int) else None,
-        "context": _context(summary, meta, window),
+        "context": context_of(summary, meta, window),
         "memory": _memory(summary),
         "communication": _communication(summary),
         "findings": [finding for finding in findings if _is_finding(finding)] if isinstance(findings, list) else None,
@@ -326,7 +327,8 @@ def _about_run(summary: Mapping[str, Any], meta: Mapping[str, Any], window: Wind
     }
 
 
-def _context(summary: Mapping[str, Any], meta: Mapping[str, Any], window: Window | None) -> dict[str, Any]:
+def context_of(summary: Mapping[str, Any], meta: Mapping[str, Any], window: Window | None = None) -> dict[str, Any]:
+    """What a run was started with and ran on, by dotted name; unknown values are missing."""
     raw = summary.get("facts")
     facts: Mapping[str, Any] = raw if isinstance(raw, dict) else {}
     found: dict[str, Any] = {"world_size": summary.get("world_size")}

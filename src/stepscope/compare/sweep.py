@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from stepscope.compare.statistics import CONFIDENCE, PRIOR, Level, assumed_spread, t_quantile
 from stepscope.records.text import bytes_text, count_text, ms_text, number_text, printable_document
-from stepscope.reports.page_documents import finding_part, page_document, page_table, tables_part, titled_lists
+from stepscope.reports.page.documents import finding_part, page_document, page_table, tables_part, titled_lists
 from stepscope.reports.tables import finite
 
 __all__ = [
@@ -311,7 +311,7 @@ def _memory_words(points: Sequence[Mapping[str, Any]]) -> str:
 
 
 def sweep_page(document: Mapping[str, Any], runs: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What the page shows of a sweep, in the form of ``reports/page_documents.py``.
+    """What the page shows of a sweep, in the form of ``reports/page/documents.py``.
 
     ``runs``: by variant, the ID of a run that can be opened from there.
     """

@@ -21,7 +21,7 @@ from stepscope.records.text import (
     span_texts,
 )
 from stepscope.reports.layout import MARKS, NARROWEST, Page, cut
-from stepscope.reports.page_documents import (
+from stepscope.reports.page.documents import (
     bar,
     bar_chart,
     finding_part,
@@ -360,7 +360,7 @@ def _markdown(text: str) -> str:
 
 
 def comparison_page(document: Document) -> dict[str, Any]:
-    """What the page shows of a comparison, in the form of ``reports/page_documents.py``."""
+    """What the page shows of a comparison, in the form of ``reports/page/documents.py``."""
     document = printable_document(document)
     names = [row["name"] for row in (*document["baselines"], document["candidate"])]
     facts = {

@@ -1,15 +1,22 @@
 """Diagnose a run: what stopped it, what the chain of rules finds, or that nothing is wrong.
 
-The rules, their order and who wins are in ``rulebook.py``.  Three steps follow the chain: findings that a crowded
-machine explains become information (``crowding.py``), they are put in order, and a run without any is reported as
-healthy or too short (``healthy.py``).  ``hysteresis.py`` adds a fourth while a job runs.
+The rules, their order and who wins are in ``rulebook.py``.  Four steps follow the chain: findings that a crowded
+machine explains become information (``crowding.py``), they are put in order, a run without any is reported as healthy
+or too short (``healthy.py``), and captures say what operator, kernel or line is behind a finding (``captures.py``).
+Steps and epochs as the framework counts them are added to the evidence.
+``hysteresis.py`` adds a fifth while a job runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from stepscope.diagnosis.captures import join_captures
 from stepscope.diagnosis.crowding import lower_crowded
 from stepscope.diagnosis.engine.view import view_of
-from stepscope.diagnosis.engine.window import Window, build_window
+from stepscope.diagnosis.engine.window import Window, build_window, last_attempt
 from stepscope.diagnosis.healthy import find_insufficient, led_by_health
 from stepscope.diagnosis.rulebook import CHAIN, RecordedJob, available
 from stepscope.diagnosis.rules.crashes import find_crashes, ran_out_of_memory
@@ -18,6 +25,7 @@ from stepscope.diagnosis.rules.memory import without_forecast
 from stepscope.judge.chain import Chain
 from stepscope.records.finding import Finding, worded_for
 from stepscope.records.finding_cost import finding_order
+from stepscope.records.identity import epochs_of, logged_steps
 from stepscope.records.series import RunData
 
 __all__ = ["diagnose"]
@@ -51,6 +59,8 @@ def diagnose(
     # A crash is reported whatever it costs, and after one there is no point in asking for more steps.
     insufficient = [] if stopped else find_insufficient(run, window, view, reached=reached, alive=alive)
     findings = led_by_health(view, [*stopped, *slow, *insufficient, *survived])
+    findings = join_captures(findings, run, view)
+    findings = _as_the_framework_counts(run, findings)
     return [worded_for(finding, len(window.ranks)) for finding in findings]
 
 
@@ -62,3 +72,20 @@ def _stopped(run: RunData, *, alive: bool) -> tuple[list[Finding], list[Finding]
     crashes = find_crashes(run, alive=alive)
     survived = [crash for crash in crashes if crash.severity == "info"]
     return led_by_hangs(hangs, [crash for crash in crashes if crash not in survived]), survived
+
+
+def _as_the_framework_counts(run: RunData, findings: list[Finding]) -> list[Finding]:
+    """Add the numbers of a finding's steps in the framework's logs, if they differ, and their epochs."""
+    facts = next((series.facts for series in last_attempt(run.ranks) if "progress" in series.facts), None)
+    return findings if facts is None else [_counted(finding, facts) for finding in findings]
+
+
+def _counted(finding: Finding, facts: Mapping[str, Any]) -> Finding:
+    if finding.steps is None or finding.kind == "healthy":
+        return finding
+    logged, epochs = logged_steps(facts, *finding.steps), epochs_of(facts, *finding.steps)
+    found = {
+        **({"logged_steps": list(logged)} if logged is not None and logged != finding.steps else {}),
+        **({"epochs": list(epochs)} if epochs is not None else {}),
+    }
+    return replace(finding, evidence={**finding.evidence, **found}) if found else finding

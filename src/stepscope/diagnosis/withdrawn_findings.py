@@ -1,19 +1,21 @@
 """Critical findings that were shown while a run was active, and what became of them in the final result.
 
-The hub writes into the events when a finding becomes critical (``finding_opened``), is still shown but no longer
-critical (``finding_changed``), or is no longer shown (``finding_resolved``).  A finding that was critical in most of
-the run must be in the final result; if it is not, the summary says why.
+The run's history of findings (``records/finding_history.py``) says when a finding became critical, was still shown but
+no longer critical, or was no longer shown.  A finding that was critical in most of the run must be in the final result;
+if it is not, the summary says why.  Runs recorded before there was a history have events with the same information.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stepscope.diagnosis.engine.window import Window
+from stepscope.diagnosis.hysteresis import AT_ONCE
 from stepscope.judge import thresholds
 from stepscope.records.finding import Finding
+from stepscope.records.finding_history import FindingEpisode
 from stepscope.records.series import RunData
 from stepscope.records.text import share_text
 
@@ -72,7 +74,9 @@ def find_withdrawn(run: RunData, window: Window, findings: Sequence[Finding]) ->
         return []
     last_step = int(window.steps[-1])
     found = []
-    for (kind, ranks, phase), shown in _shown(run.events, window.attempt, last_step).items():
+    for (kind, ranks, phase), shown in _shown(
+        [*run.events, *_as_events(run.history)], window.attempt, last_step
+    ).items():
         if shown.steps < thresholds.SHOWN_SHARE * len(window.steps) or any(
             finding.severity != "info" and (finding.kind, finding.ranks) == (kind, ranks) for finding in findings
         ):
@@ -94,6 +98,16 @@ def find_withdrawn(run: RunData, window: Window, findings: Sequence[Finding]) ->
 Key = tuple[str, tuple[int, ...], str | None]
 
 
+def _as_events(history: Sequence[FindingEpisode]) -> Iterator[dict[str, Any]]:
+    """Yield the history in the form of the events of earlier versions; hangs and crashes have records of their own."""
+    for change in history:
+        finding = change.finding
+        if finding.get("kind") not in AT_ONCE:
+            critical = finding.get("severity") == "critical"
+            what = RESOLVED if not change.open else OPENED if critical else CHANGED
+            yield {**finding, "event": what, "step": change.step, "attempt": change.attempt}
+
+
 def _shown(events: Sequence[Mapping[str, Any]], attempt: int, last_step: int) -> dict[Key, _Shown]:
     found: dict[Key, _Shown] = {}
     for event in events:
@@ -105,6 +119,8 @@ def _shown(events: Sequence[Mapping[str, Any]], attempt: int, last_step: int) ->
             continue
         phase = event.get("phase")
         key = (str(event.get("kind")), tuple(ranks), phase if isinstance(phase, str) else None)
+        if what != OPENED and key not in found:
+            continue  # it was never critical
         own = found.setdefault(key, _Shown(title="", first=step, last=step))
         own.title = str(event.get("title") or own.title)
         if what == OPENED:

@@ -12,6 +12,7 @@ from typing import Any
 from stepscope.records.hang import Frame, StackGroup, ThreadStack
 
 __all__ = [
+    "TRACEBACK_FRAME",
     "FailureText",
     "RankLog",
     "failure_in",
@@ -202,11 +203,11 @@ def short_traceback(text: str, message: str = "") -> str:
 
 
 def _without_libraries(frames: Sequence[tuple[str, list[str]]]) -> list[str]:
-    kept = [frame for frame in frames[:-1] if not _OWN_FILE.search(frame[0])] + list(frames[-1:])
+    shown_frames = [frame for frame in frames[:-1] if not _OWN_FILE.search(frame[0])] + list(frames[-1:])
     lines: list[str] = []
     left: list[str] = []
-    for place, (file, shown) in enumerate(kept):
-        if place < len(kept) - 1 and not is_user_file(file):
+    for place, (file, shown) in enumerate(shown_frames):
+        if place < len(shown_frames) - 1 and not is_user_file(file):
             left.append(_package(file))
             continue
         lines += [*_left_out(left), *shown]

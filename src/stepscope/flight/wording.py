@@ -14,6 +14,7 @@ from stepscope.records.text import duration_text
 __all__ = [
     "SOURCE_CHARS",
     "collective_text",
+    "epochs_text",
     "file_name",
     "frame_text",
     "group_text",
@@ -125,6 +126,11 @@ def collective_text(waiting: WaitingIn | None) -> str:
 def steps_text(first: int, last: int) -> str:
     """``step 41``, ``steps 60–61``."""
     return f"step {first:,}" if first == last else f"steps {first:,}–{last:,}"
+
+
+def epochs_text(first: int, last: int) -> str:
+    """``epoch 3``, ``epochs 3–4``, as the framework counts them."""
+    return f"epoch {first:,}" if first == last else f"epochs {first:,}–{last:,}"
 
 
 def more_than_text(seconds: float) -> str:

@@ -19,10 +19,10 @@ from stepscope.hangs.thresholds import (
     AT_WORK,
     BEGUN,
     BUSY,
+    CHECK_AGAIN_S,
     CHILD,
-    LOOK_AGAIN_S,
+    MOTIONLESS,
     RARELY_S,
-    STILL,
 )
 from stepscope.hangs.wait_graph import is_p2p
 from stepscope.records.text import duration_text
@@ -46,7 +46,7 @@ class NotAHang:
     """A sentence: which rank does what. It stays the same at every check during the same work."""
     evidence: tuple[str, ...]
     """Sentences: the evidence for it."""
-    look_again_s: float = 0.0
+    check_again_s: float = 0.0
     """When to judge a live job again, unless it resumes before."""
 
 
@@ -62,15 +62,15 @@ def at_rest(case: Case) -> NotAHang | None:
     evidence = case.evidence
     living = [doing for doing in case.doings.values() if doing.state != "gone"]
     if not living:
-        again_s = max(LOOK_AGAIN_S, evidence.threshold_s)
-        return NotAHang(reason="Every rank of this host has ended.", evidence=(), look_again_s=again_s)
+        again_s = max(CHECK_AGAIN_S, evidence.threshold_s)
+        return NotAHang(reason="Every rank of this host has ended.", evidence=(), check_again_s=again_s)
     if any(doing.words != FOR_USER for doing in living):
         return None
     who = "The process" if evidence.world_size <= 1 else "Every rank of this host"
     return NotAHang(
         reason=f"{who} {FOR_USER}.",
         evidence=("Its stack shows no running cell.",),
-        look_again_s=max(AT_REST_S, evidence.threshold_s),
+        check_again_s=max(AT_REST_S, evidence.threshold_s),
     )
 
 
@@ -114,7 +114,7 @@ def _collectives_end(case: Case) -> NotAHang | None:
     return NotAHang(
         reason=f"Rank {rank} makes progress in its collectives.",
         evidence=(f"{ended[rank]:,} were called or ended between two reads of its Flight Recorder.",),
-        look_again_s=max(LOOK_AGAIN_S, case.evidence.threshold_s, min(silent_s / 4, RARELY_S)),
+        check_again_s=max(CHECK_AGAIN_S, case.evidence.threshold_s, min(silent_s / 4, RARELY_S)),
     )
 
 
@@ -132,7 +132,7 @@ def _devices_at_work(case: Case) -> NotAHang | None:
     return NotAHang(
         reason=f"All ranks have called {collective_text(call)}, and their devices have not finished it yet.",
         evidence=(sign, f"It counts as a hang after {duration_text(patience_s, whole=True)} without progress."),
-        look_again_s=max(LOOK_AGAIN_S, min(threshold_s, left_s)),
+        check_again_s=max(CHECK_AGAIN_S, min(threshold_s, left_s)),
     )
 
 
@@ -157,7 +157,7 @@ def _best_excuse(case: Case) -> NotAHang | None:
     return NotAHang(
         reason=f"{who} {excuse.what}{f' at {place}' if place else ''}.",
         evidence=(*excuse.signs, until),
-        look_again_s=max(LOOK_AGAIN_S, min(evidence.threshold_s, left_s)),
+        check_again_s=max(CHECK_AGAIN_S, min(evidence.threshold_s, left_s)),
     )
 
 
@@ -167,12 +167,12 @@ def _excuse(rank: RankEvidence, doing: Doing, *, alone: bool) -> _Excuse | None:
     moving = bool(signs)
     if doing.state in KNOWN:
         where = f"It {KNOWN[doing.state]}: {_source_of(rank, doing)}."
-        return _Excuse(what=KNOWN[doing.state], patience=AT_WORK if moving else STILL, signs=(where, *signs))
+        return _Excuse(what=KNOWN[doing.state], patience=AT_WORK if moving else MOTIONLESS, signs=(where, *signs))
     if doing.state == "input":
         return _slow_input(rank, signs)
     if doing.state in ("collective", "unknown") and alone and rank.step is None:
         # Without a stack too: a process that starts the other ranks itself (Lightning) sleeps until they are there.
-        return _Excuse(what="waits for ranks that have not reported yet", patience=STILL, signs=(FIRST,))
+        return _Excuse(what="waits for ranks that have not reported yet", patience=MOTIONLESS, signs=(FIRST,))
     if doing.state == "blocked":
         return _program(rank, doing)
     if doing.state == "device":

@@ -1,7 +1,7 @@
 """Judge a hang, of a live job or from the files that it left: which kind it is and which rank is to blame.
 
     answer = judge(evidence, number=1, declared_wall_ns=now, stopped_wall_ns=then)
-    if isinstance(answer, NotAHang): look again in answer.look_again_s
+    if isinstance(answer, NotAHang): check again in answer.check_again_s
 
     document = judge_dumps(reading.dumps, stacks=reading.stacks, errors=reading.errors)
 

@@ -15,16 +15,17 @@ __all__ = [
     "BUSY",
     "BUSY_GPU_PERCENT",
     "BUSY_SHARE",
+    "CHECK_AGAIN_S",
     "CHILD",
     "CONTEXT_CALLS",
     "DIVERGED_SHARE",
     "FEW_OF_CIRCLE",
     "GAP_S",
     "LAST_WORDS_S",
-    "LOOK_AGAIN_S",
     "LOSS_COUNTS_S",
     "LOSS_S",
     "LOST_HOST_S",
+    "MOTIONLESS",
     "MOVING_BYTES_S",
     "RARELY_S",
     "RUNNING_SHARE",
@@ -32,7 +33,6 @@ __all__ = [
     "SPINNING_SHARE",
     "STALE",
     "STEPS",
-    "STILL",
     "SURE",
     "UNSURE",
     "GatherLimits",
@@ -77,7 +77,7 @@ class GatherLimits:
 
 # -- when it is examined again: seconds -------------------------------------------------------------------------------
 
-LOOK_AGAIN_S = 1.0
+CHECK_AGAIN_S = 1.0
 """Minimum time until the next check."""
 RARELY_S = 60.0
 """Maximum time until the next check of a job whose collectives end."""
@@ -94,7 +94,7 @@ BEGUN = 1.5
 """A collective that the devices of all ranks have started, and that is in progress on the network."""
 CHILD = 3.0
 """A single-process job that waits for a child process without any movement: it may be about to end."""
-STILL = 12.0
+MOTIONLESS = 12.0
 """A checkpoint or an evaluation without movement, which may wait for a server; ranks still to come."""
 STALE = 20.0
 """An excuse of another host: excuses are checked repeatedly, and an older one does not belong to this hang."""

@@ -32,6 +32,7 @@ from stepscope.judge.statistics import (
     local_median,
     longest,
     lower_median_rank,
+    median,
     median_of,
     median_rank,
     one_sided_z,
@@ -169,12 +170,12 @@ def _candidates(excess_ns: Floats, least_ns: float, comparisons: int) -> NDArray
 def _typical_noise(excess_ns: Floats) -> float:
     """Of two ranks each deviates as much as the other: then it is as large as any excess."""
     some = np.nan_to_num(excess_ns[:, :: max(1, excess_ns.shape[1] // thresholds.NOISE_STEPS)])
-    return float(np.median(np.abs(some).mean(axis=1))) * MEAN_TO_SIGMA
+    return median(np.abs(some).mean(axis=1)) * MEAN_TO_SIGMA
 
 
 def _lasting(own: Floats, test: _Test) -> tuple[slice, float] | None:
     """An excess over all intervals, or from the one where it began."""
-    if np.median(own) < test.least_ns:
+    if median(own) < test.least_ns:
         return None
     z = float("inf") if _always_above(own, test) else max(persistence_z(own), one_sided_z(own, test.least_ns))
     if z < z_needed(test.comparisons):
@@ -182,7 +183,7 @@ def _lasting(own: Floats, test: _Test) -> tuple[slice, float] | None:
     at = _longest_stretch(own, test)
     if at is not None:
         outside = np.delete(own, at)
-        if len(outside) >= test.stretch and np.median(outside) < test.least_ns / 2:
+        if len(outside) >= test.stretch and median(outside) < test.least_ns / 2:
             return at, z
     return slice(0, len(own)), z
 

@@ -336,6 +336,10 @@ LIVE_TIMED_STEPS = 64
 """Where devices are timed in some steps only, use this many of those …"""
 LIVE_STEPS_AT_MOST = 4096
 """… however far back that is, up to here: 64 of 64."""
+PACE_RECENT_STEPS = 20
+"""Steps that show that the pace of a job changed: then the rules are evaluated at once …"""
+PACE_CHANGED = 1.2
+"""… if their median differs by this factor from that of ``LIVE_STEPS``: less than that is hardly critical."""
 CONFIRM_STEPS = 2
 """Steps between the first look that finds something and the one that shows it."""
 RELEASE_STEPS = 20
@@ -763,5 +767,29 @@ UNUSED_PASSES = 90
 """Backward passes without an unused parameter after which we call all of them used: the sample after step 100."""
 FIRST_WORKERS = 4
 """DataLoader workers to start with, if there are cores for them."""
+
+# -- captures ---------------------------------------------------------------------------------------------------------
+
+CAPTURE_STEP_SHARE = 0.05
+"""Share of a captured step by which one rank must work longer: with few steps, less may be chance …"""
+CAPTURE_FLOOR_NS = 300_000
+"""… and so may less than this, whatever the share: writing down every call costs some ranks more than others."""
+CAPTURE_STEPS = 3
+"""Captured steps from which on it counts in how many of them the rank works longer …"""
+CAPTURE_MOST_STEPS = 0.75
+"""… and the share of them that is needed: a single stall is not what the rank does in each step."""
+CAPTURE_EXPLAINS = 0.5
+"""Share of what a rank works longer that an operator, kernel or line must explain to be named as its place."""
+CAPTURE_WHOLE_SHARE = 0.8
+"""Share of a rank's work in a step from which on a function is around the step: loops keep a little for themselves."""
+CAPTURE_ALSO_SHARE = 0.1
+"""Share from which further operators, kernels and lines are listed."""
+CAPTURE_SLOWER = 1.2
+"""How many times as long the same calls take on a slow processor or device: less is within what ranks differ."""
+CAPTURE_JOINED = 5
+"""Findings of traces that join a run's as information: the most costly; the capture has the others."""
+CAPTURE_DISTURBED = 1.25
+"""How many times as long as usual steps may take while they are profiled: beyond it, a host that cannot keep up with
+its device may be the profiler's doing."""
 
 __all__ = [name for name in dir() if name.isupper()]

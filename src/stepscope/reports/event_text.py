@@ -14,7 +14,7 @@ from typing import Any
 from stepscope.flight.wording import spans_text, steps_text
 from stepscope.hangs.report import past_title
 from stepscope.records.finding import SEVERITIES, Severity
-from stepscope.records.text import count_text, duration_text, ns_text
+from stepscope.records.text import bytes_text, count_text, duration_text, ns_text
 from stepscope.reports.evidence_text import flat_text, key_name
 
 __all__ = ["EVENT_KINDS", "event_document", "exit_text", "rank_state_text"]
@@ -77,6 +77,8 @@ def _severity_of(event: Event, kind: EventKind | None) -> Severity:
         return "info" if event.get("state") == "exited" and event.get("oom_kill") is not True else "critical"
     if event["event"] == "node_bye" and _end_status(event) not in ("", "finished", "orphaned"):
         return "warning"
+    if event["event"] == "capture_rank":
+        return "warning" if event.get("state") == "failed" else "info"
     if event["event"] == "finding_changed":
         return next((severity for severity in SEVERITIES if severity == event.get("severity")), kind.severity)
     return kind.severity
@@ -205,6 +207,16 @@ def _context(event: Event) -> str:
     return f"The code is at commit {_text(git, 'commit')[:10]}{', with changes' if git.get('dirty') is True else ''}."
 
 
+def _capture_rank(event: Event) -> str:
+    if event.get("state") == "failed":
+        problem = _text(event, "problem").strip() or "It failed."
+        return f"The capture {_text(event, 'capture')} has no trace of {_rank(event).lower()}. {_capital(problem)}"
+    first, last, size = (_number(event, name) for name in ("first_step", "last_step", "file_bytes"))
+    steps = f"{steps_text(int(first), int(last))} of " if first is not None and last is not None and first >= 0 else ""
+    how_much = f", {bytes_text(int(size))}" if size else ""
+    return f"Captured {steps}{_rank(event).lower()}{how_much}."
+
+
 def _warning(event: Event) -> str:
     text = _capital(_text(event, "message").strip())
     return text if text.endswith((".", "!", "?", "…")) else f"{text or 'A warning without text'}."
@@ -275,6 +287,7 @@ EVENT_KINDS: Mapping[str, EventKind] = {
         ),
     ),
     "warning": EventKind("warnings", "warning", _warning),
+    "capture_rank": EventKind("captures", "info", _capture_rank),
     "note": EventKind(
         "notes", "info", lambda event: f"{_rank(event)} noted{_in_step(event)}: {flat_text(event.get('values'))}"
     ),

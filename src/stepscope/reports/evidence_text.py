@@ -49,6 +49,7 @@ NAMES = {
     "last_ms": "at the end",
     "last_step": "to step",
     "least_gain_ms": "gain per step if fixed, at least",
+    "logged_steps": "steps in the framework's logs",
     "lockstep": "ranks wait for each other",
     "median_ms_by_rank": "median by rank",
     "ms_per_1000_steps": "growth per 1,000 steps",
@@ -57,6 +58,7 @@ NAMES = {
     "others_rtt_us": "round trip of others",
     "over": "how it ended",
     "p": "probability by chance (p)",
+    "peer": "compared with rank",
     "peers_median_ms": "median of the others",
     "place": "place in the code",
     "rtt_us": "round trip",
@@ -207,7 +209,7 @@ SECTIONS = {
     "gc": "Garbage collector",
 }
 """Facts about one object each."""
-_SHOWN_ELSEWHERE = ("mesh", "peers")
+_SHOWN_ELSEWHERE = ("evaluations", "mesh", "peers", "progress")
 
 
 def evidence_rows(evidence: Any, *, without: Collection[str] = ()) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from stepscope.flight.wording import ranks_text, steps_text
+from stepscope.flight.wording import epochs_text, ranks_text, steps_text
 from stepscope.hangs.report import past_text
 from stepscope.records.finding import SEVERITIES
 from stepscope.records.hang import HangKind
@@ -18,7 +18,10 @@ from stepscope.records.text import bytes_text, count_text, duration_text, ms_tex
 from stepscope.reports.evidence_text import evidence_rows, figure_text, key_name, percent_text
 
 __all__ = [
+    "IN_CAPTURES",
+    "IN_TRACES",
     "KINDS",
+    "WHOLE_TRACE",
     "finding_document",
     "finding_mark",
     "finding_price",
@@ -251,6 +254,43 @@ KINDS = {
     "insufficient_data": ("Not enough data", "There are fewer than ten steady steps, too few to judge speed."),
 }
 """By kind: its name as a heading, and what it means; docs/diagnosis.md has the details."""
+IN_CAPTURES = {
+    "bandwidth_bound": "Memory traffic on the device",
+    "data_parallel": "One process for several devices",
+    "ddp_without_nccl": "Communication through host memory",
+    "exposed_copies": "Copies that nothing hides",
+    "fp32_matmul": "Products without Tensor Cores",
+    "gc_pauses": "Garbage collection",
+    "gil_contention": "Python threads compete",
+    "gpu_idle_gaps": "Gaps between kernels",
+    "gpu_idle_host": "The device waits for the host",
+    "gpu_idle_sync": "The device idles in a wait",
+    "gpu_underused": "The device has little to do",
+    "graph_breaks": "The compiled model is cut",
+    "host_copies": "Copies on the host",
+    "host_python": "Python between operators",
+    "host_sync": "The host waits for the device",
+    "launch_bound": "Launches are too slow",
+    "low_occupancy": "Kernels with few threads",
+    "low_occupancy_attention": "Attention with few threads",
+    "pageable_copies": "Copies from pageable memory",
+    "small_batch": "Products too small for the device",
+    "tiny_kernels": "Many tiny kernels",
+    "unfused_optimizer": "The optimizer is not fused",
+}
+"""Findings that only traces show, which captures add to a run (docs/trace-findings.md): the name as a heading."""
+IN_TRACES = {
+    "collective_jitter": "Ranks wait for each other in turn",
+    "collective_straggler": "A rank comes last to collectives",
+    "exposed_communication": "Communication that nothing hides",
+    "loader_bound": "Waiting for data",
+    "memory_near_limit": "Nearly all memory is in use",
+    "recompiles": "The model is compiled again",
+    "slow_rank": "A slow rank",
+    "start_up": "The process starts up",
+    "truncated_trace": "A file that ends early",
+}
+"""The other findings of traces that runs do not have, or have under another name."""
 
 
 def kind_name(kind: str, *, over: bool = False) -> str:
@@ -275,7 +315,7 @@ def finding_mark(finding: Mapping[str, Any]) -> str:
 
 
 def _kind(kind: str, *, over: bool) -> tuple[str, str]:
-    name, meaning = KINDS.get(kind) or (kind.replace("_", " "), "")
+    name, meaning = KINDS.get(kind) or ((IN_CAPTURES | IN_TRACES).get(kind, kind.replace("_", " ")), "")
     return (past_text(name), past_text(meaning)) if over and kind in get_args(HangKind) else (name, meaning)
 
 
@@ -287,6 +327,8 @@ TRIVIAL_LOSS_S = 1.0
 """Lost training time, in seconds, that is not worth a sentence."""
 RANK_HOURS_FROM = 0.1
 TRAINING = "the training time"
+WHOLE_TRACE = "the trace"
+"""What a share is of where a trace has no steps."""
 
 
 def finding_price(kind: str, cost: Mapping[str, Any], evidence: Mapping[str, Any], *, over: bool) -> str | None:
@@ -340,17 +382,19 @@ def _price(cost: Mapping[str, Any], *, over: bool, of: str) -> tuple[str, ...]:
     if cost.get("least"):
         return _price_range(cost["least"], cost, so_far, of)
     most_share, most_seconds = cost.get("most_share"), cost.get("most_seconds")
+    # Without steps, the trace is the only thing whose length is known.
+    subject, average = (WHOLE_TRACE, "") if of == WHOLE_TRACE else ("a step", " on average")
     if most_share and most_seconds is not None and most_share > share:
         gain = f"a fix typically gains {share_text(share)}"
-        gain += f": a step then takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
+        gain += f": {subject} then takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
         return f"at most {share_text(most_share)} of {of}", duration_text(most_seconds), gain
     most, without = ("at most ", "without all of it") if cost.get("up_to") else ("", "without it")
     parts = (f"{most}{share_text(share)} of {of}", f"{duration_text(seconds)}{so_far}")
     if not step_ms or not speedup:
         return parts
     # Compare means: a loss in some steps only does not show in the median step.
-    instead = f"{ms_text(step_ms)} instead of {ms_text(step_ms * speedup)} on average"
-    return *parts, f"{without} a step takes {instead}, {most}{speedup:.2f}× as fast"
+    instead = f"{ms_text(step_ms)} instead of {ms_text(step_ms * speedup)}{average}"
+    return *parts, f"{without} {subject} takes {instead}, {most}{speedup:.2f}× as fast"
 
 
 def _price_range(least: Mapping[str, Any], most: Mapping[str, Any], so_far: str, of: str) -> tuple[str, ...]:
@@ -666,7 +710,19 @@ def _facts(finding: Mapping[str, Any], name: str) -> list[str]:
     if steps:
         where = f"last complete step {steps[1]:,}" if finding["kind"] == "rank_crashed" else steps_text(*steps)
     kind = "" if finding["kind"] == "healthy" else name
-    return [fact for fact in (kind, ranks_text(ranks) if ranks else "", finding["phase"] or "", where) if fact]
+    known = (kind, ranks_text(ranks) if ranks else "", finding["phase"] or "", where, *_counted(finding["evidence"]))
+    return [fact for fact in known if fact]
+
+
+def _counted(evidence: Mapping[str, Any]) -> tuple[str, str]:
+    """Steps and epochs as the framework counts them."""
+    logged, epochs = _two_numbers(evidence.get("logged_steps")), _two_numbers(evidence.get("epochs"))
+    return f"logged as {steps_text(*logged)}" if logged else "", epochs_text(*epochs) if epochs else ""
+
+
+def _two_numbers(value: Any) -> tuple[int, int] | None:
+    known = isinstance(value, list | tuple) and len(value) == 2 and all(type(number) is int for number in value)
+    return (value[0], value[1]) if known else None
 
 
 def _checked(finding: Mapping[str, Any]) -> dict[str, Any]:

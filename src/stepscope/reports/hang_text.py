@@ -1,7 +1,7 @@
 """A hang as the page shows it: since when, who blocks the job, where each rank is, stacks, Flight Recorders.
 
 Everything is grouped, ordered, limited and put into words here; the page only draws it.  Reports on Flight Recorder
-dumps (``reports/page_documents.py``) use the same views of recorders and stacks.
+dumps (``reports/page/documents.py``) use the same views of recorders and stacks.
 """
 
 from __future__ import annotations

@@ -12,8 +12,10 @@ from typing import Any
 
 from stepscope.diagnosis.engine.attempts import Attempt, attempts_of
 from stepscope.diagnosis.rules.crashes import Failure, crash_text, failures_in
+from stepscope.flight.wording import epochs_text, steps_text
 from stepscope.hangs.report import hang_lines, past_if_over, steps_of, title_of
 from stepscope.records.hang import HangRecord
+from stepscope.records.identity import epochs_of, logged_steps
 from stepscope.records.series import ALIVE, RankSeries, RunData
 from stepscope.records.text import count_text, duration_text, hang_name, ms_text, share_text
 from stepscope.reports.event_text import exit_text
@@ -419,6 +421,14 @@ COUNTED_BY = {
     "lightning": " of Lightning's Trainer",
     "deepspeed": " of the DeepSpeed engine",
     "optimizer": " by the optimizer's own count",
+    "accelerate": " as the script logs them with Accelerate",
+    "torchtitan": " of torchtitan's trainer",
+}
+FRAMEWORK_NAMES = {
+    "transformers": "Hugging Face",
+    "lightning": "Lightning",
+    "accelerate": "Accelerate",
+    "torchtitan": "torchtitan",
 }
 
 DTYPE_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
@@ -461,8 +471,10 @@ def global_steps_text(facts: Mapping[str, Any], first: int | None, last: int | N
     if not behind:
         return ""
     which = f"steps {first:,}–{last:,} here are" if last > first else f"step {first:,} here is"
-    theirs = f"steps {first + behind:,}–{last + behind:,}" if last > first else f"step {first + behind:,}"
-    return f"{which} global {theirs}{by}"
+    logged = logged_steps(facts, first, last)
+    if logged is not None:
+        by = COUNTED_BY.get(str(facts["progress"].get("by")), by)
+    return f"{which} global {steps_text(*(logged or (first + behind, last + behind)))}{by}"
 
 
 def _counts_text(counted: Mapping[str, Any], by: str) -> str:
@@ -477,8 +489,36 @@ def _counts_text(counted: Mapping[str, Any], by: str) -> str:
     return f"{begin}step {at:,} {'' if behind else 'here '}is global step {last:,}{by}{why}"
 
 
-def settings_of(facts: Mapping[str, Any]) -> list[str]:
-    """How the model is sharded, in one sentence: ``FSDP2: 25 units, largest 12% of the parameters, …``."""
+def settings_of(facts: Mapping[str, Any], first: int | None, last: int | None) -> list[str]:
+    """How the model is sharded, in one sentence: ``FSDP2: 25 units, largest 12% of the parameters, …``.
+
+    And how far the framework says that the training is: ``trainer: Hugging Face, logged as steps 16–30, epoch 1, …``.
+    """
+    return [*_sharding_of(facts), *_progress_of(facts, first, last)]
+
+
+def _progress_of(facts: Mapping[str, Any], first: int | None, last: int | None) -> list[str]:
+    progress = facts.get("progress")
+    about: list[str] = []
+    if isinstance(progress, Mapping) and first is not None and last is not None:
+        logged, epochs = logged_steps(facts, first, last), epochs_of(facts, first, last)
+        if logged is not None and logged != (first, last):
+            about.append(f"logged as {steps_text(*logged)}")
+        if epochs is not None:
+            about.append(epochs_text(*epochs))
+    about += [_evaluation_text(row) for row in facts.get("evaluations") or () if isinstance(row, Mapping)]
+    by = progress.get("by") if isinstance(progress, Mapping) else None
+    name = FRAMEWORK_NAMES.get(str(by))
+    return [f"trainer: {', '.join([*([name] if name else []), *about])}"] if about else []
+
+
+def _evaluation_text(row: Mapping[str, Any]) -> str:
+    """``eval 3 times (141 ms)``: how often, and how long in all."""
+    times = "once" if row["count"] == 1 else f"{row['count']:,} times"
+    return f"{row['name']} {times} ({duration_text(row['ms'] / 1e3)})"
+
+
+def _sharding_of(facts: Mapping[str, Any]) -> list[str]:
     fsdp = facts.get("fsdp")
     if not isinstance(fsdp, dict) or not fsdp.get("units"):
         return []

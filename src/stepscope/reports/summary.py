@@ -19,6 +19,8 @@ from stepscope.diagnosis.rules.crashes import STOPPED_BY_HAND, Failure, failures
 from stepscope.diagnosis.rules.hangs import has_ended
 from stepscope.diagnosis.withdrawn_findings import find_withdrawn
 from stepscope.flight.stacks import short_traceback
+from stepscope.goodput import advise, ledger_of
+from stepscope.goodput.restart_advice import ends_of
 from stepscope.records.finding import Finding, Severity, status_severity
 from stepscope.records.series import (
     NOTED,
@@ -31,6 +33,7 @@ from stepscope.records.series import (
 )
 from stepscope.records.steps import FLAG_REPLAYED, GRAPH_PHASE
 from stepscope.records.text import count_text, duration_text, named_ranks
+from stepscope.reports.finding_history import history_rows
 from stepscope.reports.finding_text import finding_price
 from stepscope.reports.sections import (
     attempts_table,
@@ -169,6 +172,8 @@ def summarize(
     text, severity = status_text_of(run, status, findings, alive=alive)
     host = host_table(window, run.samples)
     facts = facts_of_run(current)
+    ranks, steps = ranks_table(run, window), steps_table(current, window)
+    last_step = max((row["last_step"] for row in ranks if row["last_step"] is not None), default=None)
     about = _run_table(run, window, current)
     return {
         "schema": SCHEMA,
@@ -178,11 +183,12 @@ def summarize(
         "status_severity": severity,
         "exit_code": exit_code if isinstance(exit_code, int) else None,
         "world_size": _world_size(run, current),
-        "ranks": ranks_table(run, window),
+        "ranks": ranks,
         "time_account": time_account(
             run, window, findings, created_ns=about["created_wall_ns"], ended_ns=about["ended_wall_ns"]
         ),
-        "steps": steps_table(current, window),
+        **_goodput(run, alive=status == "running"),
+        "steps": steps,
         "step_time": step_time_table(window),
         "throughput": throughput_table(run, window, current),
         "clock": view_of(window).clock,
@@ -192,7 +198,7 @@ def summarize(
         "host": host,
         "facts": facts,
         "facts_differ": differing_facts(current),
-        "settings": settings_of(facts),
+        "settings": settings_of(facts, steps["first"], last_step),
         "metrics": _metrics_table(run, current),
         "training_log": run.training_log or None,
         "verdict": _verdict(findings[0], over=status != "running"),
@@ -201,9 +207,22 @@ def summarize(
         "hangs": hangs_table(run.hangs, over=has_ended(run)),
         "attempts": attempts_table(run),
         "nodes": nodes_table(run, alive=status == "running"),
+        "history": history_rows(run.history, over=status != "running"),
         "withdrawn": [each.document for each in withdrawn],
         "notices": [*(each.text for each in withdrawn), *notices_of(run, window)],
         "logs": list(logs),
+    }
+
+
+def _goodput(run: RunData, *, alive: bool) -> dict[str, Any]:
+    """The ledger of all attempts, how each of them ended, and whether to start the job again."""
+    ledger = ledger_of(run)
+    ends = ends_of(run, alive=alive)
+    advice = advise(run, alive=alive)
+    return {
+        "goodput": None if ledger is None else ledger.to_dict(),
+        "attempt_ends": [end.to_dict() for end in ends],
+        "advice_after_failure": None if advice.cause in ("active", "finished") else advice.to_dict(),
     }
 
 

@@ -26,6 +26,7 @@ from stepscope.records.text import (
     share_text,
 )
 from stepscope.reports.finding_text import finding_mark
+from stepscope.reports.goodput_text import goodput_line, is_worth_showing, parts_line
 from stepscope.reports.layout import LABEL, NARROWEST, Page, bar, cut
 from stepscope.reports.sections import attempt_items, global_steps_text, hang_section, node_items
 
@@ -142,6 +143,7 @@ TRACEBACK_HEAD, TRACEBACK_TAIL = 6, 34
 """First and last lines shown of a traceback that is longer than both together."""
 WIDE = 76
 """Width from which host times fit next to device times."""
+RECOVERED_SHOWN = 5
 OTHERS_SHOWN = 8
 FOLLOWERS_SHOWN = 4
 NATIVE_SHOWN = 5
@@ -319,6 +321,11 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
         page.items(label, about.split(", "))
     if summary.get("time_account"):  # missing in summaries of earlier versions
         page.items("whole run", [" ".join(texts) for texts in summary["time_account"]["text"].values()])
+    ledger = summary.get("goodput")
+    if ledger and is_worth_showing(ledger):
+        page.items("goodput", [goodput_line(ledger), *parts_line(ledger["parts"], ledger["seconds"])])
+    if summary.get("advice_after_failure"):
+        page.labeled("restart?", [summary["advice_after_failure"]["text"]])
     time = summary["step_time"]
     if time["p50_ms"] is None:
         return
@@ -606,7 +613,32 @@ def _others(page: Page, summary: Summary) -> None:
         page.blank()
 
 
+def _recovered(page: Page, summary: Summary) -> None:
+    """Findings that were shown while the run was active and were over before its end."""
+    last = {(found["kind"], tuple(found["ranks"])) for found in summary["findings"] if found["severity"] != "info"}
+    over = [
+        row
+        for row in summary.get("history", ())  # earlier versions wrote none
+        if not row["open"] and not row["why"] and (row["kind"], tuple(row["ranks"])) not in last
+    ]
+    if not over:
+        return
+    page.lines.append(page.paint("Over before the end", "bold"))
+    for row in over[:RECOVERED_SHOWN]:
+        page.lines += textwrap.wrap(
+            f"{row['title']} {row['text']}",
+            page.width,
+            initial_indent="  · ",
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+        )
+    if len(over) > RECOVERED_SHOWN:
+        page.lines.append(f"  … and {len(over) - RECOVERED_SHOWN} more in summary.json")
+    page.blank()
+
+
 def _ending(page: Page, summary: Summary, *, saved: bool, copied: bool) -> None:
+    _recovered(page, summary)
     if summary["notices"]:
         page.lines.append(page.paint("Worth knowing", "bold"))
         for notice in summary["notices"]:

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepscope.records.finding import Finding
 from stepscope.records.text import count_text, ns_text, printable, share_text
-from stepscope.reports.finding_text import finding_mark, price_text
+from stepscope.reports.finding_text import WHOLE_TRACE, finding_mark, price_text
 from stepscope.reports.layout import NARROWEST, Page, bar, cut, table_lines
 from stepscope.traces.findings import is_judged
 from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import Step
+from stepscope.traces.phases import PHASE_COLUMNS, PHASES, PhaseRow, mean_row
 from stepscope.traces.rank_analysis import RankAnalysis
 
 if TYPE_CHECKING:
@@ -53,19 +54,25 @@ __all__ = [
 
 Document = Mapping[str, Any]
 SCHEMA = 1
+MOST_STEPS = 1000
+"""Steps of a rank in ``phases``; most traces have a few."""
 
 
-def document_of(job: JobAnalysis, *, before: JobAnalysis | None = None) -> dict[str, Any]:
-    """The document for a job. ``before``: another job, or the same one earlier, to compare with."""
+def document_of(job: JobAnalysis, *, before: JobAnalysis | None = None, lazy: bool = False) -> dict[str, Any]:
+    """The document for a job. ``before``: another job, or the same one earlier, to compare with.
+
+    ``lazy``: the tables of a rank are converted when they are read, for a page that shows one rank first.
+    """
     return {
         "schema": SCHEMA,
         "verdict": _verdict(job),
         "findings": [plain(finding.to_dict()) for finding in job.findings],
         "files": [_file(analysis) for analysis in job.ranks],
         "steps": _steps(job.ranks),
-        "ranks": {str(analysis.rank): _rank(analysis) for analysis in job.ranks},
+        "ranks": {str(analysis.rank): _rank(analysis, lazy=lazy) for analysis in job.ranks},
         "collectives": _collectives(job.collectives),
         "clocks": {str(clock.rank): plain(clock) for clock in job.clocks.clocks},
+        "phases": _phases(job.ranks),
         "distributed": table_document(job.distributed),
         "path": _job_path(job.path),
         "what_if": None,
@@ -120,7 +127,7 @@ def _verdict(job: JobAnalysis) -> dict[str, Any]:
 
 def trace_price(finding: Mapping[str, Any]) -> str | None:
     """What a finding costs, as a share of what all findings of a trace are shares of."""
-    return price_text(finding["cost"], of="the steps" if finding["steps"] else "the trace")
+    return price_text(finding["cost"], of="the steps" if finding["steps"] else WHOLE_TRACE)
 
 
 def _mixed(job: JobAnalysis, before: JobAnalysis | None) -> str | None:
@@ -178,7 +185,41 @@ def _steps(analyses: Sequence[RankAnalysis]) -> dict[str, Any]:
     }
 
 
-def _rank(analysis: RankAnalysis) -> dict[str, Any]:
+def _phases(analyses: Sequence[RankAnalysis]) -> dict[str, Any]:
+    """How the steps of each rank divide into phases, and their means; ranks without a known phase are left out."""
+    known = [analysis for analysis in analyses if analysis.phases.sources]
+    means = [(analysis.rank, mean_row(analysis.phases.rows)) for analysis in known]
+    return {
+        "names": list(PHASES),
+        "sources": {str(analysis.rank): list(analysis.phases.sources) for analysis in known},
+        "rows": [_phase_row(analysis.rank, row) for analysis in known for row in analysis.phases.rows[:MOST_STEPS]],
+        "means": [_phase_row(rank, row, "steps") for rank, row in means if row is not None],
+    }
+
+
+def _phase_row(rank: int, row: PhaseRow, number: str = "step") -> dict[str, Any]:
+    return {"rank": rank, **dict(zip((number, *PHASE_COLUMNS[1:]), row.values, strict=True))}
+
+
+class _LazyTables(Mapping[str, dict[str, Any]]):
+    def __init__(self, tables: Mapping[str, Table]) -> None:
+        self._tables = tables
+        self._converted: dict[str, dict[str, Any]] = {}
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        if name not in self._converted:
+            self._converted[name] = table_document(self._tables[name])
+        return self._converted[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+
+def _rank(analysis: RankAnalysis, *, lazy: bool = False) -> dict[str, Any]:
+    tables = _LazyTables(analysis.tables)
     return {
         "steps": [_step(step) for step in analysis.steps],
         "left_out": _step(analysis.left_out) if analysis.left_out else None,
@@ -188,7 +229,7 @@ def _rank(analysis: RankAnalysis) -> dict[str, Any]:
         "device": plain(analysis.device),
         "host": plain(analysis.host),
         "path": _path(analysis.path),
-        "tables": {name: table_document(table) for name, table in analysis.tables.items()},
+        "tables": tables if lazy else dict(tables),
     }
 
 
@@ -387,6 +428,7 @@ SHOWN: Mapping[str, Sequence[str]] = {
     "syncs": (),
     "kernel_classes": ("class", "count", "total_ns", "time_share", "tensor_core_ns", "fp32_matmul_ns"),
     "kernels": ("name", "count", "total_ns", "time_share", "mean_ns", "max_ns", "overlapped_ns", "occupancy_share"),
+    "ncu": ("name", "duration_ns", "occupancy_share", "dram_share", "sm_share", "limited_by", "launches", "count"),
     "operators": ("operator", "calls", "device_self_ns", "device_total_ns", "host_self_ns", "host_total_ns"),
     "operators_by_source": (),
     "copies": ("direction", "memory", "count", "moved_bytes", "total_ns", "time_share", "bandwidth_gbps"),
@@ -394,6 +436,7 @@ SHOWN: Mapping[str, Sequence[str]] = {
 }
 """Tables that are useful with few rows, with the most important columns first (none: all that fit)."""
 ON_REQUEST: Mapping[str, Sequence[str]] = {
+    "phases": (),
     "kernel_types": (),
     "short_kernels": ("short_name", "count", "of_count", "total_ns", "call_ns"),
     "launches": (),
@@ -452,12 +495,14 @@ def render_trace(document: Document, *, width: int = 80, color: bool = False, to
     page.blank()
     if len(document["ranks"]) > 1:
         _ranks(page, document)
+        _phases_of_ranks(page, document)
         _collective_lines(page, document)
         _table(page, document["path"]["table"], top or ROWS, JOB_PATH_COLUMNS)
     else:
         for rank in document["ranks"].values():
             _temporal(page, rank["temporal"])
             _idle(page, rank["idle"])
+        _phases_of_one(page, document)
     if document["diff"] is None or top:
         _tables(page, document, SHOWN if top is None else {**SHOWN, **ON_REQUEST}, top or ROWS)
     _notices(page, document)
@@ -579,6 +624,61 @@ def _ranks(page: Page, document: Document) -> None:
     if any((row["wait_ns"] or 0) > (row["comm_ns"] or 0) for row in rows):
         page.labeled("wait", ["sums collectives: two at once both count here, but once in comm"])
         page.blank()
+
+
+def _phases_of_one(page: Page, document: Document) -> None:
+    """The mean step of the only rank by phase."""
+    phases = document["phases"]
+    for mean in phases["means"]:
+        rows = [
+            {"phase": phase, "host_ns": mean[f"{phase}_ns"], "host_share": _part(mean[f"{phase}_ns"], mean["wall_ns"])}
+            | _on_device(mean, mean[f"device_{phase}_ns"])
+            for phase in phases["names"]
+        ]
+        rows = [row for row in rows if row["host_ns"] or row["device_ns"]]
+        if mean["device_span_ns"]:
+            rows.append(
+                {"phase": "idle", "host_ns": None, "host_share": None, **_on_device(mean, mean["device_idle_ns"])}
+            )
+        _section(page, _phases_title(document, mean), table_lines(PHASE_TEXT, rows, page.width - 2))
+
+
+PHASE_TEXT = ("phase", "host_ns", "host_share", "device_ns", "device_share")
+
+
+def _on_device(mean: Mapping[str, Any], time_ns: int) -> dict[str, Any]:
+    span_ns = mean["device_span_ns"]
+    return {"device_ns": time_ns if span_ns else None, "device_share": _part(time_ns, span_ns)}
+
+
+def _part(time_ns: int, of_ns: int) -> float | None:
+    return time_ns / of_ns if of_ns else None
+
+
+def _phases_title(document: Document, mean: Mapping[str, Any]) -> str:
+    if not document["steps"]["marked"]:
+        return "Phases"
+    return f"Phases, mean of {mean['steps']} steps" if mean["steps"] > 1 else "Phases of the step"
+
+
+def _phases_of_ranks(page: Page, document: Document) -> None:
+    """The mean step of each rank by phase: on the host, then on the device."""
+    phases, worst = document["phases"], {row["rank"] for row in worst_ranks(document)}
+    means = [mean for mean in phases["means"] if mean["rank"] in worst]
+    if not means:
+        return
+    for where, columns in (("host", ""), ("device", "device_")):
+        names = [name for name in phases["names"] if any(mean[f"{columns}{name}_ns"] for mean in means)]
+        wholes = ["wall_ns"] if where == "host" else ["device_span_ns", "device_idle_ns"]
+        rows = [
+            {"rank": mean["rank"]}
+            | {whole.removeprefix("device_"): mean[whole] for whole in wholes}
+            | {f"{name}_ns": mean[f"{columns}{name}_ns"] for name in names}
+            for mean in means
+        ]
+        if where == "host" or any(mean["device_span_ns"] for mean in means):
+            title = f"Phases on the {where}" + (", per step" if document["steps"]["marked"] else "")
+            _section(page, title, table_lines(list(rows[0]), rows, page.width - 2, of=len(phases["means"])))
 
 
 def _collective_lines(page: Page, document: Document) -> None:

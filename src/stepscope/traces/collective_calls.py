@@ -35,6 +35,8 @@ from stepscope.traces.model.kernel_names import is_communication
 from stepscope.traces.model.window import Window, holders
 
 __all__ = [
+    "BY_HOST",
+    "CALLS",
     "OPS",
     "POINT_TO_POINT",
     "SYNCHRONIZING",

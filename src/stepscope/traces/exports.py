@@ -42,12 +42,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Bar",
     "Track",
+    "apart",
     "collective_bars",
     "collective_tracks",
     "path_track",
     "tables_in",
     "write_csv",
     "write_perfetto",
+    "write_run",
 ]
 
 
@@ -210,6 +212,35 @@ def write_perfetto(
     return writer.written
 
 
+def write_run(
+    tracks: Sequence[Track], hosts: Mapping[int, str], traces: Iterable[tuple[int, Trace]], out: Path, *, zero_ns: int
+) -> int:
+    """Write the timeline of a recorded run and return the number of events; it counts time from ``zero_ns``.
+
+    Each rank is a process with its tracks, and rank −1 the process of the whole run, which comes first. ``traces`` are
+    profiled steps of some ranks, on the same clock; their threads and streams follow the tracks of their rank.
+    """
+    of_run = 1 + max((track.rank for track in tracks), default=0)
+    packed = out.suffix == ".gz"
+    with gzip_ng.open(out, "wt", PACKED, encoding="utf-8") if packed else out.open("w", encoding="utf-8") as file:
+        file.write(TIMELINE.decode() + ',"displayTimeUnit":"ns","traceEvents":[\n')
+        writer = _Writer(file)
+        for rank in sorted({track.rank for track in tracks}):
+            pid = rank if rank >= 0 else of_run
+            writer.process(pid, _rank_name(rank, hosts.get(rank)) if rank >= 0 else "run", rank)
+            for place, track in enumerate(track for track in tracks if track.rank == rank):
+                tid = writer.track(pid, track.name, place)
+                writer.events(_bar(pid, tid, bar, zero_ns) for bar in track.bars)
+        for rank, trace in traces:
+            writer.trace(rank, trace, zero_ns)
+        file.write("\n]}\n")
+    return writer.written
+
+
+def _rank_name(rank: int, host: str | None) -> str:
+    return f"rank {rank} · {host}" if host else f"rank {rank}"
+
+
 def us(ns: int) -> str:
     """Format microseconds with three decimals at any magnitude."""
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
@@ -232,12 +263,17 @@ class _Writer:
 
     def rank(self, rank: int, trace: Trace, zero_ns: int, tracks: Sequence[Track]) -> None:
         """Write one rank; ``zero_ns``: the start of the timeline on this rank's clock."""
-        host = trace.meta.host
-        name = f"rank {rank} · {host}" if host else f"rank {rank}"
-        self.events([_meta(rank, 0, "process_name", name=name), _meta(rank, 0, "process_sort_index", sort_index=rank)])
+        self.process(rank, _rank_name(rank, trace.meta.host), rank)
         for place, track in enumerate(tracks):
             tid = self.track(rank, track.name, place)
             self.events(_bar(rank, tid, bar, zero_ns) for bar in track.bars)
+        self.trace(rank, trace, zero_ns)
+
+    def process(self, pid: int, name: str, place: int) -> None:
+        self.events([_meta(pid, 0, "process_name", name=name), _meta(pid, 0, "process_sort_index", sort_index=place)])
+
+    def trace(self, rank: int, trace: Trace, zero_ns: int) -> None:
+        """Write what the file has, without other tracks."""
         first_ns = trace.meta.origin_ns - zero_ns
         tids = self.slices(rank, trace, first_ns)
         self.events(self.launches(rank, trace, tids, first_ns))
@@ -386,14 +422,14 @@ def collective_tracks(collectives: CollectivesAnalysis) -> list[Track]:
     ranks = pairs.rank[order]
     for parts in np.split(order, np.flatnonzero(np.diff(ranks)) + 1) if len(order) else ():
         rank = pairs.ranks[pairs.rank[parts[0]]]
-        for lane, own in enumerate(_apart(pairs.start_ns[parts].tolist(), pairs.end_ns[parts].tolist())):
+        for lane, own in enumerate(apart(pairs.start_ns[parts].tolist(), pairs.end_ns[parts].tolist())):
             name = "collectives: waiting and transfer" + (f" ({lane + 1})" if lane else "")
             bars = [bar for at in own for bar in collective_bars(collectives, int(parts[at]))]
             out.append(Track(rank=rank, name=name, bars=bars))
     return out
 
 
-def _apart(starts: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
+def apart(starts: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
     """Distribute intervals, sorted by start, over as few lists of indices as possible without overlap in a list."""
     lists: list[list[int]] = []
     for at, start in enumerate(starts):

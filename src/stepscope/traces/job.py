@@ -5,8 +5,8 @@ The findings are added by ``findings.py``.
 Which file is which rank: the latest recording of each rank counts, and files that cannot belong to one job do not.
 
 A folder often holds several recordings of the same job (``schedule(repeat=3)``), so a rank has several files: the
-latest of each rank counts. A file without a rank gets the lowest free number. Such files of one process at different
-times are recordings of one rank.
+latest of each rank counts. A file whose content has no rank has the one in its name, if any (``rank_3.json``), or else
+gets the lowest free number. Nameless files of one process at different times are recordings of one rank.
 
 Files that cannot belong to one job are not compared: different world sizes, or recordings more than an hour apart
 (clocks of hosts may differ by less). The set with most ranks counts; of several such sets, the latest. The report says
@@ -15,9 +15,12 @@ so first.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -143,6 +146,48 @@ def one_per_rank(analyses: Sequence[RankAnalysis]) -> tuple[list[RankAnalysis], 
 
 
 def assign_ranks(metas: Sequence[TraceMeta]) -> RankAssignment:
+    of_names = ranks_of_names(metas)
+    chosen = _assigned([replace(meta, rank=of_names.get(at, meta.rank)) for at, meta in enumerate(metas)])
+    used = sorted(at for at in of_names if chosen.ranks[at] is not None)
+    if used and (len(metas) > 1 or of_names[used[0]]):
+        example = f"{Path(metas[used[0]].path).name} is rank {of_names[used[0]]}"
+        files = "1 file has" if len(used) == 1 else f"{len(used)} files have"
+        chosen.notices.append(f"{files} a rank only in the name, which is used: {example}")
+    return chosen
+
+
+RANK_NAMES: Final = re.compile(r"(?<![a-z])(rank|worker)[_.-]?(\d{1,6})(?![0-9])", re.IGNORECASE)
+NUMBERED: Final = re.compile(r"(?<![a-z])trace[_.-]?(\d{1,6})\.(?=json|sqlite|pt\.)", re.IGNORECASE)
+"""Many scripts number their traces by rank, as many by step: see ``ranks_of_names``."""
+
+
+def ranks_of_names(metas: Sequence[TraceMeta]) -> dict[int, int]:
+    """Return the ranks in the names of those files whose content has none.
+
+    ``trace_7.json`` may be rank 7 or step 7. Such numbers count if those of several files are 0, 1, 2 … without a gap.
+    A rank that the content of another file has, or that the world is too small for, is no rank.
+    """
+    nameless = [at for at, meta in enumerate(metas) if meta.rank is None]
+    paths = Counter(meta.path for meta in metas)
+    taken = {meta.rank for meta in metas}
+    found: dict[int, int] = {}
+    numbered: dict[int, int] = {}
+    for at in nameless:
+        meta = metas[at]
+        if paths[meta.path] > 1:
+            continue  # several processes in one file
+        name = Path(meta.path).name
+        named, number = RANK_NAMES.search(name), NUMBERED.match(name)
+        if named:
+            found[at] = int(named[2])
+        elif number:
+            numbered[at] = int(number[1])
+    if len(numbered) > 1 and sorted(numbered.values()) == list(range(len(numbered))):
+        found = {**numbered, **found}
+    return {at: rank for at, rank in found.items() if rank not in taken and rank < (metas[at].world_size or 1 << 62)}
+
+
+def _assigned(metas: Sequence[TraceMeta]) -> RankAssignment:
     recordings = _recordings(metas)
     parts = [part for job in _jobs(metas) for part in _at_one_time(metas, job)]
     part = max(parts, key=lambda part: (len({recordings[at] for at in part}), _latest(metas, part)), default=[])

@@ -46,6 +46,7 @@ from stepscope.traces.device.work import (
     work_of,
 )
 from stepscope.traces.host.flops import Flops, flops_found, flops_table
+from stepscope.traces.host.interpreter import Contention, contention_of
 from stepscope.traces.host.operators import (
     MemoryCurve,
     memory_of,
@@ -59,6 +60,7 @@ from stepscope.traces.host.operators import (
     operators_table,
     user_annotations,
 )
+from stepscope.traces.host.optimizers import OptimizerUse, optimizer_use
 from stepscope.traces.host.stalls import (
     Compiling,
     Loading,
@@ -80,6 +82,7 @@ from stepscope.traces.model.kernel_names import is_synchronizing
 from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import Step, Window, window_of
 from stepscope.traces.path.rank_path import RankPath, rank_path
+from stepscope.traces.phases import Phases, phases_of, phases_table
 
 __all__ = ["HostFigures", "RankAnalysis", "analyze_rank", "device_tables", "host_facts", "host_figures", "host_tables"]
 
@@ -150,6 +153,9 @@ class HostFigures:
     """Of all steps that count; None if shapes are missing."""
     mfu: float | None
     """Share of the device's peak, 0 to 1."""
+    optimizer: OptimizerUse
+    contention: Contention
+    """Python threads beside the one that trains."""
     uses_data_parallel: bool
     """``nn.DataParallel``: one process, many devices."""
     ddp_backend: str | None
@@ -182,6 +188,8 @@ def host_figures(window: Window, facts: HostFacts | None = None, exchanged: Rows
         device_memory_bytes=_device_memory(window, curve),
         flops=flops.total,
         mfu=flops.mfu,
+        optimizer=optimizer_use(window),
+        contention=contention_of(window),
         uses_data_parallel=any(DATA_PARALLEL.match(name) for name in names),
         ddp_backend=_backend(window) if distributed else None,
     )
@@ -293,6 +301,8 @@ class RankAnalysis:
     exchanges: Exchanges
     """The rank's collectives."""
     path: RankPath
+    phases: Phases
+    """How its steps divide into input, forward, backward …"""
     tables: dict[str, Table]
     """By name, in reading order."""
 
@@ -304,7 +314,14 @@ def analyze_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAna
     path = rank_path(window, exchanges)
     work, facts = work_of(window), host_facts(window)
     device = device_figures(window, work)
-    tables = (*device_tables(window, work), *host_tables(window, facts), *path.tables.values())
+    phases = phases_of(window)
+    by_phase = phases_table(phases)
+    tables = (
+        *([] if by_phase is None else [by_phase]),
+        *device_tables(window, work),
+        *host_tables(window, facts),
+        *path.tables.values(),
+    )
     return RankAnalysis(
         rank=rank,
         meta=trace.meta,
@@ -317,5 +334,6 @@ def analyze_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAna
         host=host_figures(window, facts, exchanges.row),
         exchanges=exchanges,
         path=path,
+        phases=phases,
         tables={table.name: table for table in tables},
     )

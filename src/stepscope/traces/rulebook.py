@@ -18,24 +18,30 @@ from stepscope.judge.chain import Chain, Claim, Claims, Need, Relation, Rule, Sc
 from stepscope.records.finding import Finding
 from stepscope.traces.rules.communication import find_communication, find_slow_rank
 from stepscope.traces.rules.device import (
+    find_bandwidth,
     find_exposed_copies,
     find_float32,
     find_gaps,
     find_low_occupancy,
     find_memory,
+    find_occupancy,
     find_pageable_copies,
+    find_small_batch,
     find_tiny_kernels,
     find_underused,
 )
 from stepscope.traces.rules.host import (
     find_compiling,
+    find_contention,
     find_garbage,
+    find_host_copies,
     find_idle,
     find_idle_in_syncs,
     find_launches,
     find_loading,
     find_python,
     find_syncs,
+    find_unfused,
 )
 from stepscope.traces.rules.practices import find_practices, find_truncated
 from stepscope.traces.rules.stragglers import find_bubble, find_jitter, find_stragglers
@@ -57,11 +63,11 @@ def available(view: JobView) -> frozenset[Need]:
 
 ON_HOST = (
     *("loader_bound", "recompiles", "graph_breaks", "gc_pauses", "host_python", "host_sync", "gpu_idle_sync"),
-    *("launch_bound", "gpu_idle_host"),
+    *("launch_bound", "gpu_idle_host", "gil_contention", "host_copies", "unfused_optimizer"),
 )
 ON_DEVICE = (
     *("gpu_idle_gaps", "tiny_kernels", "pageable_copies", "exposed_copies", "fp32_matmul"),
-    "low_occupancy_attention",
+    *("low_occupancy_attention", "low_occupancy", "small_batch", "bandwidth_bound"),
 )
 OF_RANKS = ("low_overlap", "exposed_communication", "slow_rank", "pipeline_bubble")
 
@@ -171,6 +177,9 @@ RULES: tuple[Rule[JobView], ...] = (
     _rule("compiling", "recompiles graph_breaks", _waiting(find_compiling), ANY, "COMPILE_SHARE BREAKS_AT_LEAST"),
     _rule("garbage collection", "gc_pauses", _waiting(find_garbage), ANY, "GC_SHARE"),
     _rule("Python", "host_python", _waiting(find_python), ANY, "PYTHON_SHARE PYTHON_FLOOR_NS"),
+    _rule("Python threads", "gil_contention", _plain(find_contention), NO_TIME, "GIL_SHARE"),
+    _rule("copies on the host", "host_copies", _plain(find_host_copies), NO_TIME, "HOST_COPIES_SHARE"),
+    _rule("optimizer", "unfused_optimizer", _waiting(find_unfused), NO_TIME, "OPTIMIZER_SHARE OPTIMIZER_CALLS"),
     _rule("waits for the device", "host_sync", _idling(find_syncs), ANY, "SYNC_SHARE"),
     _rule("idle in waits", "gpu_idle_sync", _idling(find_idle_in_syncs), ANY, "SYNC_SHARE"),
     _rule(
@@ -191,6 +200,9 @@ RULES: tuple[Rule[JobView], ...] = (
         *("attention", "low_occupancy_attention", _plain(find_low_occupancy), NO_TIME),
         "ATTENTION_OCCUPANCY ATTENTION_SHARE",
     ),
+    _rule("occupancy", "low_occupancy", _plain(find_occupancy), NO_TIME, "OCCUPANCY_LOW OCCUPANCY_SHARE"),
+    _rule("small batch", "small_batch", _plain(find_small_batch), NO_TIME, "BLOCKS_FEW BLOCKS_SHARE"),
+    _rule("bandwidth", "bandwidth_bound", _plain(find_bandwidth), NO_TIME, "BANDWIDTH_SHARE"),
     _rule(
         *("communication", "low_overlap exposed_communication", _plain(find_communication), COMM),
         "EXPOSED_SHARE OVERLAP_LOW",

@@ -34,7 +34,7 @@ from stepscope.traces.path.rank_path import whole_segments
 from stepscope.traces.path.walk import Segments, routes_of, walk_step
 from stepscope.traces.rank_analysis import RankAnalysis
 
-__all__ = ["Lane", "Timeline", "chosen_ranks", "timeline_of"]
+__all__ = ["CAUSE_COLORS", "Lane", "Timeline", "chosen_ranks", "timeline_of"]
 
 MOST_RANKS: Final = 3
 MOST_EVENTS: Final = 20_000
@@ -72,7 +72,7 @@ OF_KIND: Final = {
     Kind.MEMCPY: "copy",
     Kind.MEMSET: "copy",
 }
-OF_CAUSE: Final = {
+CAUSE_COLORS: Final = {
     "compute": "compute",
     "communication": "comm",
     "copy": "copy",
@@ -83,11 +83,11 @@ OF_CAUSE: Final = {
     "host_operator": "op",
     "data_loading": "input",
 }
-"""All other causes are on the host."""
+"""Of a cause on the critical path; all others are on the host."""
 CODES: Final = {look: code for code, look in enumerate(LOOKS)}
 LOOK_OF_KIND: Final = np.zeros(256, np.int8)
 LOOK_OF_KIND[list(OF_KIND)] = [CODES[look] for look in OF_KIND.values()]
-LOOK_OF_CAUSE: Final = np.array([CODES[OF_CAUSE.get(cause, "host")] for cause in CAUSES], np.int8)
+LOOK_OF_CAUSE: Final = np.array([CODES[CAUSE_COLORS.get(cause, "host")] for cause in CAUSES], np.int8)
 HOST: Final = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
 NO_ROWS: Rows = np.empty(0, np.int32)
 

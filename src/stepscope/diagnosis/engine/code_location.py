@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from stepscope.diagnosis.engine.view import View
 from stepscope.judge import thresholds
 from stepscope.records.steps import COMM_HOOK_PHASE
 
-__all__ = ["CHECKPOINT", "EVALUATION", "seen_at"]
+__all__ = ["CHECKPOINT", "EVALUATION", "seen_at", "seen_lately"]
 
 
 # -- framework functions ----------------------------------------------------------------------------------------------
@@ -166,32 +166,82 @@ def seen_at(
     besides: Collection[int] = (),
     steps: Collection[int] | None = None,
     between: bool | None = None,
+    loss: bool = False,
 ) -> str:
     """``write_report, train.py:66``: where the ranks (all if none are given) were most often; empty if nowhere.
 
     Below a framework: ``a callback: Plot.on_step_end, train.py:20``, or ``evaluation: transformers/trainer.py:2861 in
     Trainer.evaluation_loop, from train.py:13``.  In a worker: ``Data.__getitem__, train.py:40, in a DataLoader
     worker``.  ``besides``: ranks whose stacks are left out; ``steps``: only stacks from these; ``between``: only stacks
-    from between two steps, or only from within one.
+    from between two steps, or only from within one.  ``loss``: of forward, only what follows the model within a step,
+    whose time counts as forward (``ring/decoder.py``) and whose stacks are outside all phases.
     """
+    # What the others usually do may have been seen before the window; what these ranks did then may have been right.
+    earlier = [stack for stack in view.window.earlier_stacks if ranks and stack.get("rank") not in ranks]
+    mine, others = _sorted_stacks(
+        (*view.window.stacks, *(earlier if phase in COMPUTE else ())),
+        ranks,
+        phase=phase,
+        besides=besides,
+        steps=steps,
+        between=between,
+        loss=loss,
+    )
+    if phase in COMPUTE:
+        found = _distinct(mine, others, excess_share=_excess_share(view, phase, ranks, steps))
+    else:
+        found = _agreed(mine)
+    return "" if found is None else _text(*found)
+
+
+def seen_lately(
+    stacks: Sequence[Mapping[str, Any]],
+    ranks: Collection[int],
+    *,
+    phase: str,
+    steps: Collection[int],
+    excess_share: float,
+) -> str:
+    """The same for slow ranks, from stacks alone: between two evaluations of the rules, which may be half a minute.
+
+    ``excess_share``: how much of the time that these ranks spend in the phase is more than what the others need.
+    """
+    for loss in (False, True) if phase == "forward" else (False,):
+        between = False if loss or phase == "other" else None
+        mine, others = _sorted_stacks(stacks, ranks, phase=phase, steps=steps, between=between, loss=loss)
+        found = _distinct(mine, others, excess_share=excess_share) if phase in COMPUTE else _agreed(mine)
+        if found is not None:
+            return _text(*found)
+    return ""
+
+
+def _sorted_stacks(
+    stacks: Iterable[Mapping[str, Any]],
+    ranks: Collection[int],
+    *,
+    phase: str | None,
+    besides: Collection[int] = (),
+    steps: Collection[int] | None,
+    between: bool | None,
+    loss: bool,
+) -> tuple[list[list[_Frame]], list[list[_Frame]]]:
+    """The named frames of those that count, and of the others in the same phase."""
     mine: list[list[_Frame]] = []
     others: list[list[_Frame]] = []
-    for stack in view.window.stacks:
-        if stack.get("phase") != phase or stack.get("rank") in besides:
+    for stack in stacks:
+        if stack.get("phase") != ("other" if loss else phase) or stack.get("rank") in besides:
             continue
         if between is not None and stack.get("between") not in (None, between):
             continue
         if stack.get("worker") is True:  # its frames contain no hook of ours
             frames = _worker_frames(stack.get("frames"))
         else:
-            frames = _named_frames(_within(stack.get("frames")) if phase in WITHIN else stack.get("frames"))
+            below = phase in WITHIN and not loss
+            frames = _named_frames(_within(stack.get("frames")) if below else stack.get("frames"))
         wanted = (not ranks or stack.get("rank") in ranks) and (steps is None or stack.get("step") in steps)
         if frames or phase in WITHIN:
             (mine if wanted else others).append(frames)
-    found = (
-        _distinct(mine, others, excess_share=_excess_share(view, phase, ranks)) if phase in COMPUTE else _agreed(mine)
-    )
-    return "" if found is None else _text(*found)
+    return mine, others
 
 
 def _agreed(stacks: Sequence[list[_Frame]]) -> tuple[list[_Frame], int] | None:
@@ -256,13 +306,15 @@ def _explains(count: int, mine: int, others: int, excess_share: float) -> bool:
     return count >= thresholds.PLACE_AGREE_SHARE * excess_share * mine and by_chance <= thresholds.PLACE_CHANCE
 
 
-def _excess_share(view: View, phase: str | None, ranks: Collection[int]) -> float:
+def _excess_share(view: View, phase: str | None, ranks: Collection[int], steps: Collection[int] | None = None) -> float:
     """How much of the time that these ranks spend in the phase is more than what the other ranks need; 1: all."""
     rows = [row for row, rank in enumerate(view.ranks) if rank in ranks]
     others = [row for row, rank in enumerate(view.ranks) if rank not in ranks] if rows else []
     if phase is None or not others:
         return 0.0
     took_ns = view.phase(phase)
+    if steps is not None and (within := np.isin(view.steps, list(steps))).any():
+        took_ns = took_ns[:, within]
     mine_ns, others_ns = float(np.nanmedian(took_ns[rows])), float(np.nanmedian(took_ns[others]))
     return max(1.0 - others_ns / mine_ns, 0.0) if mine_ns > 0 else 0.0
 

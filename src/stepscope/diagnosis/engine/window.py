@@ -30,7 +30,7 @@ from stepscope.records.collectives import ALIKE_KINDS, OPS, GroupKind, ProcessGr
 from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import LayerRecords
 from stepscope.records.series import RankSeries, RunData
-from stepscope.records.steps import FLAG_COMPILED, FLAG_DISCOVERY, FLAG_FIRST, FLAG_SAMPLED
+from stepscope.records.steps import FLAG_CAPTURED, FLAG_COMPILED, FLAG_DISCOVERY, FLAG_FIRST, FLAG_SAMPLED
 from stepscope.step_table import Grid, StepTable, join_steps
 
 __all__ = [
@@ -386,7 +386,7 @@ def model_bytes(facts: Mapping[str, Any]) -> float:
 
 # -- window -----------------------------------------------------------------------------------------------------------
 
-Reason = Literal["first", "compile", "discovery", "warm-up"]
+Reason = Literal["first", "compile", "capture", "discovery", "warm-up"]
 _ENDED = ("exited", "exception", "vanished")
 
 
@@ -460,6 +460,8 @@ class Window:
     probes: tuple[dict[str, Any], ...]
     """The agents' network probes, over several minutes at least: network faults take a while to show."""
     stacks: tuple[dict[str, Any], ...]
+    earlier_stacks: tuple[dict[str, Any], ...]
+    """Stacks from before these steps: a rank whose steps do not change is not sampled again."""
     communication: Communication | None
     """What the ranks exchanged; None: there is one rank, or no exchange was recorded."""
     layers: LayerRecords
@@ -570,9 +572,14 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         samples=tuple(during(run.samples, begins, ends)),
         probes=_probes(run, begins, ends),
         stacks=tuple(during(run.stacks, begins, ends)),
+        earlier_stacks=tuple(during(run.stacks, _attempt_began_ns(current), begins - 1)),
         communication=build_communication(trained, steps, _steady(steps, warmup), comm_ns, ddp_ns, groups),
         layers=_layers_of(run, current[0].identity.attempt if current else 0),
     )
+
+
+def _attempt_began_ns(current: Sequence[RankSeries]) -> int:
+    return min((series.anchor_wall_ns for series in current), default=0)
 
 
 def _phases(table: StepTable, grid: Grid) -> tuple[tuple[str, ...], NDArray[np.float64], NDArray[np.float64] | None]:
@@ -670,7 +677,7 @@ def _used(phase_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def set_apart(steps: NDArray[np.int64], wall_ns: NDArray[np.float64], flags: NDArray[np.uint16]) -> tuple[Apart, ...]:
-    """Set apart the first step, compile steps wherever they are, and leading steps that are not yet like the rest.
+    """Set apart the first step, compile steps and captured ones anywhere, and leading steps not yet like the rest.
 
     ``wall_ns`` and ``flags`` are [R, S].
     """
@@ -683,6 +690,8 @@ def set_apart(steps: NDArray[np.int64], wall_ns: NDArray[np.float64], flags: NDA
             reasons[index] = "first"
         elif any_flag[index] & FLAG_COMPILED:
             reasons[index] = "compile"
+        elif any_flag[index] & FLAG_CAPTURED:
+            reasons[index] = "capture"
     length_ns = mean_rank(wall_ns)
     at_most = int(len(steps) * thresholds.WARMUP_AT_MOST)
     rest = length_ns[at_most:][[reason is None for reason in reasons[at_most:]]]

@@ -16,6 +16,7 @@ the middle of something is a remark.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,15 +27,14 @@ import numpy as np
 from stepscope.diagnosis.engine.attempts import Attempt, attempts_of, from_launcher
 from stepscope.diagnosis.engine.samples import number, of_kind
 from stepscope.diagnosis.rules.out_of_memory import FEWER_COPIES, OutOfMemory, out_of_memory
-from stepscope.flight.stacks import lost_peer
+from stepscope.flight.stacks import is_user_file, lost_peer
 from stepscope.flight.wording import ranks_text
 from stepscope.judge import thresholds
 from stepscope.judge.advice import advice_for, say
 from stepscope.records.collectives import OPS, group_name
 from stepscope.records.finding import Finding
-from stepscope.records.memory_errors import memory_cause
 from stepscope.records.series import ALIVE, RankError, RankSeries, RunData
-from stepscope.records.text import bytes_text, named_ranks
+from stepscope.records.text import bytes_text, memory_cause, named_ranks
 
 __all__ = [
     "STOPPED_BY_HAND",
@@ -44,6 +44,7 @@ __all__ = [
     "failures_in",
     "failures_of",
     "find_crashes",
+    "memory_low",
     "message_shown",
     "ran_out_of_memory",
     "ranks_of",
@@ -237,6 +238,7 @@ Cause = Literal["exception", "signal", "exit_code", "oom_kernel", "oom_cuda", "o
 MESSAGE_SHOWN = 120
 _INSIDE = "Original Traceback (most recent call last):"
 """Begins the traceback that a DataLoader worker puts into the message."""
+_FRAME = re.compile(r'File "(?P<file>[^"\n]{1,4096})", line (?P<line>[0-9]{1,9}), in (?P<function>[^\n]{1,200})')
 _NAMED = frozenset(int(number) for number in signal.Signals)
 FOLLOWERS_SHOWN = 16
 SCRIPT = "The script"
@@ -270,6 +272,8 @@ class Failure:
     """By the kernel, because memory ran out."""
     at_exit: bool = False
     """Whether its script had ended: native code crashed while Python shut down."""
+    place: str = ""
+    """``train_step, train.py:121``: the innermost line of the user's own code in the traceback; empty if unknown."""
 
     @property
     def cause(self) -> Cause:
@@ -323,7 +327,7 @@ def find_crashes(run: RunData, *, alive: bool = False) -> list[Finding]:
             or _advice(
                 lead,
                 others=bool(victims),
-                memory_low=_memory_low(run, attempt, lead),
+                memory_low=memory_low(run, attempt, lead),
                 alone=_alone(attempt, failures),
                 last_call=call,
                 native=native,
@@ -462,6 +466,7 @@ def _script_failure(attempt: Attempt) -> Failure | None:
         phase=None,
         victim=by_hand,
         taken=by_hand,
+        place=_place(error),
     )
 
 
@@ -616,7 +621,18 @@ def _failure(
         taken=taken,
         oom_killed=oom_killed,
         at_exit=state == "exited" and error is None and name in NATIVE_CRASHES,
+        place="" if error is None else _place(error),
     )
+
+
+def _place(error: RankError) -> str:
+    """Where the exception was raised; in a DataLoader worker, its own traceback is in the message."""
+    text = error.message.partition(_INSIDE)[2] or error.traceback
+    own = [found for found in _FRAME.finditer(text) if is_user_file(found["file"])]
+    if not own:
+        return ""
+    where = f"{own[-1]['file'].rpartition('/')[2]}:{own[-1]['line']}"
+    return where if own[-1]["function"] == "<module>" else f"{own[-1]['function']}, {where}"
 
 
 def _signal_name(code: int | None) -> str:
@@ -675,6 +691,7 @@ def _evidence(attempt: Attempt, lead: Failure, others: Sequence[Failure]) -> dic
         "last_step": lead.last_step,
         "died_in_phase": lead.phase,
         "at_exit": lead.at_exit,
+        "place": lead.place or None,
         "checkpoint_step": max(saved, default=None),
         "wall_ns": lead.wall_ns or None,
         "followed_by": [
@@ -731,7 +748,7 @@ def _checkpoint_step(series: RankSeries) -> int | None:
     return int(series.steps["step"][saved[-1]]) if len(saved) else None
 
 
-def _memory_low(run: RunData, attempt: Attempt, lead: Failure) -> bool:
+def memory_low(run: RunData, attempt: Attempt, lead: Failure) -> bool:
     """Whether the dead rank's host was nearly out of memory shortly before."""
     host = next((series.identity.host for series in attempt.series if series.rank == lead.rank), None)
     for line in of_kind(run.samples, "host"):

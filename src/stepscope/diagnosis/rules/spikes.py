@@ -46,6 +46,7 @@ __all__ = [
     "is_irregular",
     "is_rare",
     "locate",
+    "spike_series",
     "typical_phase_ns",
     "where_text",
     "without_looks",

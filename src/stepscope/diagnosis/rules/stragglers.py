@@ -294,7 +294,10 @@ def _place(view: View, ranks: tuple[int, ...], kind: str, phase: str | None, at:
     first, last = int(view.steps[at.start]), int(view.steps[at.stop - 1])
     steps = None if (first, last) == view.span else range(first, last + 1)
     between = kind == "between_steps" if phase == "other" else None
-    return seen_at(view, ranks, phase=phase, steps=steps, between=between)
+    place = seen_at(view, ranks, phase=phase, steps=steps, between=between)
+    if not place and phase == "forward":
+        place = seen_at(view, ranks, phase=phase, steps=steps, between=False, loss=True)
+    return place
 
 
 def _side(view: View, worst: Suspect, phase: str | None) -> str | None:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.judge.late_ranks import Intervals, savings_ns
+from stepscope.records.text import count_text
 from stepscope.traces.across_ranks.clocks import SAME_CLOCK_NS, Clocks, Pairs, clocks_of, pair
 from stepscope.traces.collective_calls import OPS, SYNCHRONIZING, ProcessGroup, bus_factor
 from stepscope.traces.model import intervals
@@ -313,21 +314,21 @@ def _notices(pairs: Pairs, split: Split, clocks: Clocks) -> tuple[str, ...]:
     if lonely and len(pairs.ranks) > 1:
         worst = max(lonely, key=lambda rank: lonely[rank])
         out.append(
-            f"{sum(lonely.values())} collectives have no counterpart on another rank and are not compared"
+            f"without a counterpart on another rank, and not compared: {count_text(sum(lonely.values()), 'collective')}"
             f" (most of them, {lonely[worst]}, on rank {worst})"
         )
     sizes = np.array([group.size for group in pairs.groups], np.int64)
     short = int((pairs.counts < sizes[pairs.group]).sum()) if len(pairs.first) else 0
     if short:
         out.append(
-            f"{short} collectives lack some of their group's ranks, whose traces are missing or do not contain them:"
-            " the last to arrive is known only among the others"
+            f"without some ranks of their group, whose traces are missing or do not contain them:"
+            f" {count_text(short, 'collective')}; the last to arrive is known only among the others"
         )
     apart = int((~split.counts).sum())
     if apart:
         out.append(
-            f"{apart} collectives are left out of the comparison: by the clocks, one rank was done before another"
-            " arrived, so they do not belong together"
+            f"left out of the comparison: {count_text(apart, 'collective')} in which, by the clocks, one rank was done"
+            " before another arrived, so the calls do not belong together"
         )
     if pairs.peer_to_peer and len(pairs.ranks) > 1:
         out.append(f"{pairs.peer_to_peer} sends and receives are not compared: traces do not say between which ranks")

@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.traces.device.dominant import KernelUse, kernel_uses
 from stepscope.traces.device.kernels import (
     bytes_of,
     is_pageable,
@@ -332,6 +333,8 @@ class DeviceFigures:
     pageable_copy_count: int
     low_occupancy: tuple[tuple[str, float, int], ...]
     """Attention kernels with less than half of the warps that fit: name, occupancy, total_ns; the longest first."""
+    dominant: tuple[KernelUse, ...]
+    """Kernels that compute, the longest total first."""
     graph_launches: int
     idle: StreamIdle
     """Of the whole device: the gaps in which no stream worked; they add up to ``Temporal.idle_ns``."""
@@ -381,6 +384,7 @@ def figures_of(work: Work) -> DeviceFigures:
         pageable_copy_bytes=int(sizes[sizes >= 0].sum()),
         pageable_copy_count=int(pageable.sum()),
         low_occupancy=_low_occupancy(work, dur_ns),
+        dominant=kernel_uses(work),
         graph_launches=int(trace.names_where(is_graph_launch)[trace.slices.name[calls]].sum()),
         idle=idle_by_lane(joined, gaps).get("all", NOT_IDLE),
         idle_before=_idle_before(joined, gaps),

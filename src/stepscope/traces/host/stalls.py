@@ -17,7 +17,7 @@ from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import Ints, Kind, Rows, named
 from stepscope.traces.model.kernel_names import is_asked_to_wait
 from stepscope.traces.model.tables import Table, table_of
-from stepscope.traces.model.window import Window, innermost_at, nest_of, padded, sums
+from stepscope.traces.model.window import STEP, Window, innermost_at, nest_of, padded, sums
 
 __all__ = [
     "Compiling",
@@ -111,7 +111,7 @@ def _table(window: Window, recorded: Rows, starts: Ints, ends: Ints) -> Table:
     middle = (starts + ends) // 2
     main = np.full(len(starts), window.host.main_thread, np.int32)
     inside = innermost_at(trace, window.calls, window.host_rows, main, middle)
-    steps = trace.names_where(lambda text: text.startswith("ProfilerStep"))
+    steps = trace.names_where(STEP.match)
     after = np.searchsorted(slices.start_ns[recorded], ends)
     finish = np.argsort(slices.end_ns[recorded], kind="stable")
     before = np.searchsorted(slices.end_ns[recorded][finish], starts, side="right") - 1

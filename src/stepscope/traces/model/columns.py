@@ -144,7 +144,7 @@ class TraceMeta:
     format: str = "kineto"
     """``kineto`` or ``nsight``."""
     rank: int | None = None
-    """From the file's content, never from its name."""
+    """From the file's content; ``job.py`` also knows names like ``rank_3.json``."""
     world_size: int | None = None
     backend: str | None = None
     host: str | None = None
@@ -223,6 +223,10 @@ class Kernels:
     """``est. achieved occupancy %``, 0 to 100."""
     blocks_per_sm: Reals
     warps_per_sm: Reals
+    registers: Ints
+    """Per thread; −1: unknown, as below."""
+    shared_bytes: Ints
+    """Shared memory of a block."""
     graph: Ints
     """``graph id`` of a kernel in a CUDA graph; −1: none."""
 

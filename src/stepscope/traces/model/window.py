@@ -1,8 +1,8 @@
 """Which rows of a trace count, and in which step: steps, launches, owning operators, host rows and their source lines.
 
-Profiler steps are host annotations named ``ProfilerStep#N``. With two or more, the last is left out, since the work it
-launched may be cut off: host slices from its start on, and the device work that they launched. Without profiler steps,
-everything is one step, from the first slice that counts to the last.
+Profiler steps are host annotations named ``ProfilerStep#N``, or without any ``stepscope.step N``. With two or more, the
+last is left out, since the work it launched may be cut off: host slices from its start on, and the device work that
+they launched. Without profiler steps, everything is one step, from the first slice that counts to the last.
 
 Device work belongs to the step in which it was launched or, if the launch is not in the trace, to the step in which it
 began. Work that began before the first work launched by the steps was queued by earlier steps: a device may be several
@@ -26,6 +26,7 @@ from stepscope.traces.model.tables import sorted_by_key
 
 __all__ = [
     "LABEL",
+    "STEP",
     "CallTree",
     "Nest",
     "Step",
@@ -310,10 +311,11 @@ def _by_external(known: np.ndarray, ops: Rows, wanted: np.ndarray) -> Rows:
 #
 # With ``with_stack`` it is the innermost user function around the slice, or the first user frame in the operator's
 # ``Call stack``. The profiler names a function by the file and line of its definition, and a frame that was already
-# open by its current line. It strips the prefixes in ``sys.path``, so libraries are recognized by their package names.
+# open by the line where it was when the recording began, which says nothing about the slices in it: that line is left
+# out. It strips the prefixes in ``sys.path``, so libraries are recognized by their package names.
 
 FRAME = re.compile(r"^(?P<path>[^<>()]+\.(?:py|ipynb)|<ipython[^>]*>|/tmp/ipykernel[^()]*)\((?P<line>\d+)\): ")
-FOREIGN = re.compile(r"(^|/)(site-packages|dist-packages|lib/python\d[\d.]*|torchinductor_[^/]*)/")
+FOREIGN = re.compile(r"(^|/)(site-packages|dist-packages|lib/python\d[\d.]*|torchinductor_[^/]*|stepscope/recorder)/")
 LIBRARIES = frozenset(
     (
         "torch",
@@ -351,6 +353,7 @@ LIBRARIES = frozenset(
         "einops",
         "nvidia",
         "ray",
+        "stepscope",
     )
 )
 
@@ -367,12 +370,35 @@ def is_user_frame(name: str) -> bool:
     return path.startswith("/") or (first not in LIBRARIES and first not in sys.stdlib_module_names)
 
 
+OPEN_SHARE = 0.95
+"""A Python frame that covers so much of its thread's recording was open when it began, or hardly later."""
+
+
+def _opened_before(host: HostView) -> NDArray[np.bool_]:
+    """[pythons]; frames that were open when the first step began; without steps, those that are open all the time."""
+    slices, rows, began_ns = host.trace.slices, host.pythons, host.began_ns
+    if began_ns is not None:
+        return np.asarray((slices.start_ns[rows] < began_ns) & (slices.end_ns[rows] > began_ns))
+    _, thread = np.unique(slices.thread[rows], return_inverse=True)
+    first_ns = np.full(int(thread.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    last_ns = np.zeros(len(first_ns), np.int64)
+    np.minimum.at(first_ns, thread, slices.start_ns[rows])
+    np.maximum.at(last_ns, thread, slices.end_ns[rows])
+    return np.asarray(slices.dur_ns[rows] >= OPEN_SHARE * (last_ns - first_ns)[thread])
+
+
+def _without_line(frame: str) -> str:
+    """``train.py(31): step`` → ``train.py (step)``."""
+    match = FRAME.match(frame)
+    return frame if match is None else f"{match['path']} ({frame[match.end() :]})"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sources:
     code: NDArray[np.int32]
     """[slices]; index into ``texts`` for host rows; −1: unknown."""
     texts: list[str]
-    """``train.py(31): step``."""
+    """``train.py(31): step``; ``train.py (step)`` for a frame that was open before."""
 
     def text(self, row: int) -> str | None:
         return self.texts[int(self.code[row])] if row >= 0 and self.code[row] >= 0 else None
@@ -393,15 +419,15 @@ def sources_of(host: HostView) -> Sources:
     if len(pythons):
         own = trace.names_where(is_user_frame)
         names = trace.slices.name[pythons]
-        mine = pythons[own[names]]
-        used, inverse = np.unique(trace.slices.name[mine], return_inverse=True)
-        code[mine] = np.array([known.setdefault(trace.strings[at], len(known)) for at in used.tolist()], np.int32)[
-            inverse
-        ]
+        mine, opened = pythons[own[names]], _opened_before(host)[own[names]]
+        used, inverse = np.unique(2 * trace.slices.name[mine].astype(np.int64) + opened, return_inverse=True)
+        frames = [(trace.strings[key // 2], key % 2) for key in used.tolist()]
+        texts = [_without_line(frame) if without else frame for frame, without in frames]
+        code[mine] = np.array([known.setdefault(text, len(known)) for text in texts], np.int32)[inverse]
     if len(stacked):
         used, inverse = np.unique(ops.stack[stacked], return_inverse=True)
-        frames = [_first(trace.strings[at]) for at in used.tolist()]
-        codes = np.array([known.setdefault(text, len(known)) if text else -1 for text in frames], np.int32)[inverse]
+        lines = [_first(trace.strings[at]) for at in used.tolist()]
+        codes = np.array([known.setdefault(text, len(known)) if text else -1 for text in lines], np.int32)[inverse]
         code[ops.row[stacked]] = np.where(codes >= 0, codes, code[ops.row[stacked]])
     code = padded(code)[calls.nearest(code >= 0)]
     forward = padded(code)[host.forward_of]
@@ -434,6 +460,9 @@ class HostView:
         self.trace = window.trace
         self.calls = window.calls
         self.host_rows = window.host_rows
+        marked = bool(window.steps) and STEP.match(window.steps[0].name) is not None
+        self.began_ns = window.steps[0].start_ns if marked else None
+        """When the first step that counts began; None: no step is marked."""
         self._ops = window.rows_of((Kind.OP,))
         self._annotations = window.rows_of((Kind.ANNOTATION,))
         self.pythons = window.rows_of((Kind.PYTHON,))
@@ -481,8 +510,8 @@ class HostView:
         slices, threads = self.trace.slices, self.trace.threads
         if not len(self.host_rows):
             return -1
-        names = self.trace.names_where(lambda name: name.startswith("ProfilerStep"))
-        for row in self.annotations[names[slices.name[self.annotations]]].tolist():
+        marked = self.annotations[self.trace.names_where(STEP.match)[slices.name[self.annotations]]]
+        for row in marked.tolist():
             return int(slices.thread[row])
         used = np.unique(slices.thread[self.host_rows])
         first = [int(at) for at in used if threads[at].pid == threads[at].tid]
@@ -541,7 +570,8 @@ def _last_before(sequence: Ints, row: Rows, forward: NDArray[np.int64], backward
 
 # -- window -----------------------------------------------------------------------------------------------------------
 
-STEP = re.compile(r"^ProfilerStep\s*#?\s*(\d+)")
+STEP = re.compile(r"^(?:ProfilerStep\s*#?\s*|stepscope\.step )(\d{1,18})")
+PROFILER = "ProfilerStep"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -641,8 +671,12 @@ def _profiler_steps(trace: Trace) -> list[Step]:
     slices = trace.slices
     named = trace.names_where(STEP.match)
     found: dict[int, Step] = {}
-    for row in np.flatnonzero(named[slices.name] & np.isin(slices.kind, [Kind.OP, Kind.ANNOTATION])).tolist():
-        name = trace.name(row)
+    rows = np.flatnonzero(named[slices.name] & np.isin(slices.kind, [Kind.OP, Kind.ANNOTATION])).tolist()
+    names = [trace.name(row) for row in rows]
+    profilers = any(name.startswith(PROFILER) for name in names)
+    for row, name in zip(rows, names, strict=True):
+        if profilers and not name.startswith(PROFILER):
+            continue
         match = STEP.match(name)
         number = int(match.group(1)) if match else 0
         if number not in found:

@@ -12,7 +12,17 @@ from stepscope.errors import TraceError
 from stepscope.traces.model.columns import Trace
 from stepscope.traces.reading.kineto import read_kineto
 
-__all__ = ["TIMELINE", "blocks_of", "find_traces", "read_trace", "read_traces"]
+__all__ = [
+    "CAPTURE_FILES",
+    "ENDINGS",
+    "GZIP",
+    "TIMELINE",
+    "blocks_of",
+    "find_traces",
+    "may_be_trace",
+    "read_trace",
+    "read_traces",
+]
 
 
 # -- decompression ----------------------------------------------------------------------------------------------------
@@ -125,6 +135,8 @@ REPORTS: Final = (".nsys-rep", ".qdrep")
 LOOKED_AT: Final = 1 << 20
 """Bytes of a file in a folder within which a trace must have begun its events or at least look like a trace."""
 
+CAPTURE_FILES: Final = ("capture.json", "analysis.json")
+"""Beside the traces of a capture: its record, and what was found (``store/captures.py``)."""
 TIMELINE: Final = b'{"stepscope":{"timeline":1}'
 """The beginning of Stepscope's own merged timelines (``exports.py``): they are not another rank."""
 
@@ -141,16 +153,20 @@ def find_traces(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
             found[path] = None
             continue
         below = sorted(file for file in _below(path) if file.is_file())
-        traces = {file: None for file in below if _looks_like_one(file)}
+        traces = {file: None for file in below if may_be_trace(file)}
         if not traces:
             endings = ", ".join(ENDINGS[:-2])
             raise TraceError(f"{path}: no traces found in this folder (files ending in {endings})")
-        foreign = [file for file in below if file not in traces]
+        foreign = [file for file in below if file not in traces and not _describes_capture(file)]
         if foreign:
             more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
             notices.append(f"skipped, not a trace (or a --perfetto timeline): {foreign[0]}{more}")
         found.update(traces)
     return list(found), notices
+
+
+def _describes_capture(file: Path) -> bool:
+    return file.name in CAPTURE_FILES and all((file.parent / name).exists() for name in CAPTURE_FILES)
 
 
 def _below(folder: Path) -> list[Path]:
@@ -160,7 +176,7 @@ def _below(folder: Path) -> list[Path]:
         raise TraceError(f"{folder}: {error.strerror or error}") from None
 
 
-def _looks_like_one(path: Path) -> bool:
+def may_be_trace(path: Path) -> bool:
     """Judge a file by its first bytes; an unreadable file counts as a trace, so that reading it reports the reason."""
     if not path.name.endswith(ENDINGS[:3]):
         return True

@@ -1,7 +1,7 @@
 """Kineto's JSON, as ``torch.profiler`` exports it, and other Chrome traces to columns and metadata.
 
 Pieces of text are decoded to events, which become columns at once. Only ranges that are still open (``B`` without its
-``E``) are kept as events.
+``E``) are kept as events. Where the scanner in C was built, it reads ordinary pieces instead (``scanned.py``).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from stepscope.traces.reading.kineto_events import (
     Slice,
     ns_of_us,
 )
+from stepscope.traces.reading.scanned import Batch, Scanned, Scanner, or_missing, scanner_function, text_codes
 
 __all__ = ["read_kineto"]
 
@@ -127,6 +128,7 @@ class Columns:
         self.processes = Processes(builder)
         self._kinds = Kinds()
         self._texts = Texts(builder)
+        self._text_codes = text_codes(builder)
         self._settings = np.empty(0, np.uint8)
         """By code of the name."""
 
@@ -170,6 +172,8 @@ class Columns:
                 occupancy=reals([each.occupancy for each in some]),
                 blocks_per_sm=reals([each.blocks_per_sm for each in some]),
                 warps_per_sm=reals([each.warps_per_sm for each in some]),
+                registers=integers([each.registers for each in some]),
+                shared_bytes=integers([each.shared_bytes for each in some]),
                 graph=integers([each.graph for each in some]),
             )
         rows, some = _of(args, SIZED[kind])
@@ -204,6 +208,9 @@ class Columns:
             "sequence": integers([each.sequence for each in some]),
             "forward_thread": integers([each.forward_thread for each in some]),
         }
+        self._known_ops(columns)
+
+    def _known_ops(self, columns: dict[str, Any]) -> None:
         known = (columns["dims"] >= 0) | (columns["stack"] >= 0) | (columns["module"] >= 0) | (columns["sequence"] >= 0)
         self.builder.add("ops", **{column: values[known] for column, values in columns.items()})
 
@@ -248,6 +255,79 @@ class Columns:
             dtype=[strings[each.dtype] if each.dtype else -1 for each in args],
         )
 
+    def scanned(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """Add the slices and the allocator's events of scanned pieces; return the columns."""
+        columns = batch.columns()
+        if "kind" in columns:
+            self._scanned_slices(columns, batch.places)
+        if "memory_ns" in columns:
+            self._scanned_memory(columns)
+        return columns
+
+    def _scanned_slices(self, columns: dict[str, NDArray[Any]], places: Sequence[tuple[int | str, int | str]]) -> None:
+        builder = self.builder
+        base, kind, place = builder.count, columns["kind"], columns["place"]
+        on_device = ON_DEVICE[kind]
+        device = np.where(on_device, or_missing(columns["device"], MAX_DEVICE), -1)
+        stream = np.where(on_device, or_missing(columns["stream"], NO_STREAM), -1)
+        rows = np.flatnonzero(on_device & (device < 0))
+        device[rows] = np.array([_device(pid) for pid, _ in places])[place[rows]]
+        rows = np.flatnonzero(on_device & (columns["stream"] < 0))
+        stream[rows] = np.array([_stream(tid) for _, tid in places])[place[rows]]
+        names = ("start_ns", "dur_ns", "kind", "name", "thread", "correlation", "external")
+        builder.add("slices", device=device, stream=stream, **{name: columns[name] for name in names})
+        if "kernel_row" in columns:
+            reals = ("occupancy", "blocks_per_sm", "warps_per_sm")
+            builder.add(
+                "kernels",
+                row=base + columns["kernel_row"],
+                **{name: _narrow(columns[name].copy()) for name in reals},
+                **{name: columns[name] for name in ("registers", "shared_bytes", "graph")},
+            )
+        if "copy_row" in columns:
+            builder.add("copies", row=base + columns["copy_row"], bytes=np.maximum(columns["copy_bytes"], -1))
+        if "sync_row" in columns:
+            on_stream = columns["on_stream"]
+            builder.add(
+                "syncs",
+                row=base + columns["sync_row"],
+                on_stream=np.where(on_stream < NO_STREAM, on_stream, -1),
+                record_correlation=columns["record_correlation"],
+            )
+        if "op_row" in columns:
+            details = ("dims", "types", "concrete", "stack", "module", "sequence", "forward_thread")
+            self._known_ops({"row": base + columns["op_row"], **{name: columns[name] for name in details}})
+        if "python_row" in columns:
+            numbers = {name: columns[f"python_{name}"] for name in ("id", "parent", "module")}
+            builder.add("pythons", row=base + columns["python_row"], **numbers)
+        if "collective_row" in columns:
+            about = ("group", "description", "ranks", "in_elements", "out_elements", "dtype")
+            builder.add(
+                "collectives",
+                row=base + columns["collective_row"],
+                op=columns["collective"],
+                size=columns["group_size"],
+                sequence=columns["seq"],
+                **{name: columns[name] for name in about},
+            )
+
+    def _scanned_memory(self, columns: dict[str, NDArray[Any]]) -> None:
+        address = columns["memory_address"]
+        self.builder.add(
+            "memory",
+            time_ns=columns["memory_ns"],
+            thread=columns["memory_thread"],
+            device_type=or_missing(columns["memory_device_type"], MAX_DEVICE),
+            device=or_missing(columns["memory_device"], MAX_DEVICE),
+            bytes=columns["memory_bytes"],
+            allocated=columns["memory_allocated"],
+            reserved=columns["memory_reserved"],
+            address=np.where(address > 0, address, -1),
+        )
+
+    def new_batch(self) -> Batch:
+        return Batch(self._text_codes, lambda pid, tid: self.processes[pid][tid])
+
     def memory(self, events: Sequence[Any], time_ns: Ints) -> None:
         args = [event.args for event in events]
         self.builder.add(
@@ -280,13 +360,16 @@ def reals(values: list[Any]) -> Any:
         wide = np.array([NAN if value is None else value for value in values], np.float64)
     except OverflowError:
         wide = np.array([NAN if value is None or abs(value) > LARGEST else value for value in values], np.float64)
+    return _narrow(wide)
+
+
+def _narrow(wide: NDArray[np.float64]) -> Any:
     wide[np.abs(wide) > np.finfo(np.float32).max] = NAN
     return wide.astype(np.float32)
 
 
 def _small(values: list[int]) -> Ints:
-    wide = integers(values)
-    return np.where((wide >= 0) & (wide < MAX_DEVICE), wide, -1)
+    return or_missing(integers(values), MAX_DEVICE)
 
 
 def _of(args: list[Args], which: Any) -> tuple[Any, list[Args]]:
@@ -301,27 +384,25 @@ def _places(events: Sequence[Any], args: list[Args], kind: Any) -> tuple[Any, An
     rows = np.flatnonzero(ON_DEVICE[kind])
     places = [(args[at].device, args[at].stream) for at in rows.tolist()]
     device[rows] = [
-        number if 0 <= number < MAX_DEVICE else _device(events[at])
+        number if 0 <= number < MAX_DEVICE else _device(events[at].pid)
         for (number, _), at in zip(places, rows.tolist(), strict=True)
     ]
     stream[rows] = [
-        number if 0 <= number < NO_STREAM else _stream(events[at])
+        number if 0 <= number < NO_STREAM else -1 if number >= NO_STREAM else _stream(events[at].tid)
         for (_, number), at in zip(places, rows.tolist(), strict=True)
     ]
     return device, stream
 
 
-def _device(event: Any) -> int:
+def _device(pid: int | str) -> int:
     """Derive the device from the process number, if the event does not name it."""
-    device = _plain(event.pid)
+    device = _plain(pid)
     return device if isinstance(device, int) and 0 <= device < MAX_DEVICE else 0
 
 
-def _stream(event: Any) -> int:
+def _stream(tid: int | str) -> int:
     """Derive the stream from the thread (``stream 7``), if the event does not name it; −1 is all streams."""
-    if event.args.stream >= NO_STREAM:
-        return -1
-    stream = _plain(event.tid)
+    stream = _plain(tid)
     if isinstance(stream, str):
         digits = DIGITS.search(stream)
         return int(digits.group()) if digits else 0
@@ -382,12 +463,14 @@ ARROWS = (FlowStart, FlowEnd)
 FORWARD_BACKWARD = "fwdbwd"
 LONGEST_NOTHING = 4 << 20
 """Maximum bytes of a part of the list without any event."""
+BATCH = 16
+"""Scanned pieces that become columns together."""
 
 
 def read_kineto(blocks: Iterable[bytes], path: str) -> Trace:
     """Read a trace; ``blocks``: the decompressed text, ``path``: for messages."""
     reader = _Reader()
-    text = EventText(blocks, reader.decode)
+    text = EventText(blocks, reader.decode_piece)
     for piece in text:
         reader.add(piece)
     if not reader.read_events and (text.truncated or text.lost):
@@ -414,8 +497,44 @@ class _Reader:
         """Open ranges by thread, the innermost last."""
         self._arrows = _Arrows()
         self._nothing = 0
+        scan = scanner_function()
+        self._scanner = Scanner(scan, SETTINGS.search) if scan else None
+        self._batch = self.columns.new_batch()
 
-    def add(self, piece: Piece) -> None:
+    def decode_piece(self, text: bytes) -> Piece | Scanned:
+        """Decode a JSON array; raise one of ``UNREADABLE`` if the text is not one."""
+        scanned = self._scanner(text) if self._scanner else None
+        return self.decode(text) if scanned is None else scanned
+
+    def add(self, piece: Piece | Scanned) -> None:
+        if isinstance(piece, Scanned):
+            self._add_scanned(piece)
+        else:
+            self._flush()
+            self._add_piece(piece)
+
+    def _add_scanned(self, piece: Scanned) -> None:
+        self.read_events += piece.events
+        self._batch.add(piece)
+        for event in piece.metadata:
+            if event.name == "thread_name":
+                self.columns.name_thread(event.pid, event.tid, event.args.name)
+        if piece.slices < piece.events:
+            self._nothing = 0
+        if len(self._batch) == BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Add the scanned pieces that are waiting."""
+        if not len(self._batch):
+            return
+        columns = self.columns.scanned(self._batch)
+        if "arrow_ns" in columns:
+            threads = columns["arrow_thread"].astype(np.int64)
+            self._arrows.add_columns(columns["arrow_end"] == 1, columns["arrow_id"], threads, columns["arrow_ns"])
+        self._batch = self.columns.new_batch()
+
+    def _add_piece(self, piece: Piece) -> None:
         events = piece.events
         self.read_events += len(events)
         slices = [event for event in events if type(event) is Slice]
@@ -486,6 +605,7 @@ class _Reader:
             raise TraceError(f"is not a trace: {LONGEST_NOTHING >> 20} MiB of its list contain no event")
 
     def finish(self) -> None:
+        self._flush()
         self.unpaired += sum(map(len, self._open.values()))
         self._arrows.finish(self.columns.builder)
 
@@ -500,7 +620,10 @@ class _Arrows:
     def add(self, events: Sequence[Any], threads: list[int], times_ns: Ints) -> None:
         ids = [e.id if isinstance(e.id, int) and 0 <= e.id <= LATEST_NS else -1 - self._words[e.id] for e in events]
         ends = np.array([type(event) is FlowEnd for event in events])
-        self._pieces.append((ends, np.array(ids, np.int64), np.array(threads, np.int64), times_ns))
+        self.add_columns(ends, np.array(ids, np.int64), np.array(threads, np.int64), times_ns)
+
+    def add_columns(self, ends: NDArray[np.bool_], ids: Ints, threads: Ints, times_ns: Ints) -> None:
+        self._pieces.append((ends, ids, threads, times_ns))
 
     def finish(self, builder: TraceBuilder) -> None:
         if not self._pieces:

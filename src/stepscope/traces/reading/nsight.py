@@ -164,7 +164,7 @@ OPERATOR: Final = re.compile(
     r"^(?P<name>[^,]+)(?:, seq = (?P<seq>\d{1,18})\b)?(?:, op_id = \d+)?(?:, sizes = (?P<sizes>\[.*?\])(?=, [a-z]|$))?"
 )
 OPERATOR_MARKS: Final = (", seq = ", ", op_id = ")
-STEP_WORDS: Final = ("iteration", "iter", "step", "train_step", "training_step", "global_step")
+STEP_WORDS: Final = ("iteration", "iter", "step", "train_step", "training_step", "global_step", r"stepscope\.step")
 STEP: Final = re.compile(rf"^({'|'.join(STEP_WORDS)})\s*[ _#:=-]?\s*(\d{{1,15}})$", re.IGNORECASE)
 PROFILER_STEP: Final = re.compile(r"^ProfilerStep\s*#?\s*\d+")
 COMMUNICATOR, SIZE, RANKS, RANK = "NCCL communicator ID", "Message size [bytes]", "No. of ranks", "Rank"
@@ -637,6 +637,8 @@ class _Process:
                 occupancy=nothing,
                 blocks_per_sm=nothing,
                 warps_per_sm=nothing,
+                registers=np.full(len(base), -1),
+                shared_bytes=np.full(len(base), -1),
                 graph=graphs["graphId"],
             )
 
@@ -651,7 +653,17 @@ class _Process:
         blocks = np.divide(grid, per, out=np.full(len(grid), np.nan), where=known)
         warps = np.divide(blocks * block, size, out=np.full(len(grid), np.nan), where=known)
         nothing = np.full(len(base), np.nan)
-        self.builder.add("kernels", row=base, occupancy=nothing, blocks_per_sm=blocks, warps_per_sm=warps, graph=graph)
+        unknown = np.full(len(base), -1)
+        self.builder.add(
+            "kernels",
+            row=base,
+            occupancy=nothing,
+            blocks_per_sm=blocks,
+            warps_per_sm=warps,
+            registers=unknown,
+            shared_bytes=unknown,
+            graph=graph,
+        )
 
     def copies(self) -> None:
         columns = self._take("MEMCPY")

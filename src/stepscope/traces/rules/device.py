@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,20 +11,24 @@ from numpy.typing import NDArray
 from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding
 from stepscope.records.text import bytes_text, count_text, ms_text, share_text
-from stepscope.traces.model.kernel_names import fitted, short_name
+from stepscope.traces.model.kernel_names import fitted, is_matrix_class, short_name
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import JobView, claim_of, cost_of, halved, in_ms
 
 if TYPE_CHECKING:
+    from stepscope.traces.device.dominant import KernelUse
     from stepscope.traces.rank_analysis import RankAnalysis
 
 __all__ = [
+    "find_bandwidth",
     "find_exposed_copies",
     "find_float32",
     "find_gaps",
     "find_low_occupancy",
     "find_memory",
+    "find_occupancy",
     "find_pageable_copies",
+    "find_small_batch",
     "find_tiny_kernels",
     "find_underused",
 ]
@@ -36,6 +40,8 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 KERNELS_SHOWN = 5
 NAME_CHARS = 60
+MOVING_KERNEL_NS = 10_000
+"""Mean length from which on a kernel's time is that of its memory traffic."""
 
 
 def find_gaps(view: JobView) -> list[Claim]:
@@ -265,6 +271,167 @@ def find_low_occupancy(view: JobView) -> list[Claim]:
 def _is_low(occupancy: float) -> bool:
     """Test for low occupancy; the profiler writes 0 if it does not know."""
     return 0 < occupancy < thresholds.ATTENTION_OCCUPANCY
+
+
+# -- dominant kernels -------------------------------------------------------------------------------------------------
+
+LIMITS = {
+    "blocks": "there are too few blocks",
+    "registers": "each thread uses {registers} registers",
+    "shared memory": "each block uses {shared} of shared memory",
+    "threads": "its blocks are large",
+}
+FOR_LIMIT = {
+    "blocks": "Larger batches or longer sequences give it more blocks.",
+    "registers": "Split the kernel, or limit its registers (launch_bounds; in Triton fewer elements per program).",
+    "shared memory": "Smaller tiles or fewer pipeline stages (num_stages in Triton) need less of it.",
+    "threads": "Blocks of 128 or 256 threads share a multiprocessor better.",
+}
+FUSIBLE = ("elementwise", "copy", "normalization", "softmax", "reduction", "random", "pooling")
+"""Classes of kernels that wait for memory, not for arithmetic."""
+
+
+def find_occupancy(view: JobView) -> list[Claim]:
+    """Find ``low_occupancy``, of kernels that need many threads to hide the latency of memory."""
+
+    def low(analysis: RankAnalysis) -> list[KernelUse]:
+        dominant = analysis.pace.device.dominant
+        return [use for use in dominant if not is_matrix_class(use.class_) and _below(use, thresholds.OCCUPANCY_LOW)]
+
+    low_ns = view.each(lambda analysis: sum(use.total_ns for use in low(analysis)))
+    where = (view.share(low_ns) >= thresholds.OCCUPANCY_SHARE) & (view.per_step(low_ns) >= thresholds.FLOOR_NS)
+    if not where.any():
+        return []
+    row = int(np.where(where, view.share(low_ns), -1.0).argmax())
+    first, *others = low(view.analyses[row])
+    each_ns = view.each_ns(low_ns, where)
+    limit = LIMITS.get(first.limit, "").format(registers=first.registers, shared=bytes_text(first.shared_bytes))
+    return [
+        claim_of(
+            view,
+            "low_occupancy",
+            f"{fitted(short_name(first.name), NAME_CHARS)} keeps {share_text(first.occupancy)} of the device's threads "
+            f"busy{view.of_whom(where)}{f', because {limit}' if limit else ''}; such kernels take "
+            f"{view.each_step(each_ns)}.",
+            where=where,
+            saved_ns=halved(low_ns),
+            most_ns=low_ns,
+            evidence={"kernel_ms_per_step": in_ms(each_ns), "kernels": _uses([first, *others])},
+            advice=(
+                FOR_LIMIT.get(first.limit, "Nsight Compute (ncu) shows what limits it."),
+                "torch.compile fuses it with its neighbors, or chooses other block sizes (mode=max-autotune).",
+            ),
+            at_most="warning",
+            confidence=0.6,
+        )
+    ]
+
+
+def _below(use: KernelUse, most: float) -> bool:
+    return use.occupancy is not None and use.occupancy < most
+
+
+def _uses(uses: Sequence[KernelUse]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": use.name,
+            "total_ms": in_ms(use.total_ns),
+            "count": use.count,
+            "occupancy_share": None if use.occupancy is None else round(use.occupancy, 4),
+            "blocks_per_sm": None if use.blocks_per_sm is None else round(use.blocks_per_sm, 3),
+            "limit": use.limit or None,
+        }
+        for use in uses[:KERNELS_SHOWN]
+    ]
+
+
+def find_small_batch(view: JobView) -> list[Claim]:
+    """Find products and convolutions that leave most of the device without a block."""
+
+    def small(analysis: RankAnalysis) -> list[KernelUse]:
+        uses = (use for use in analysis.pace.device.dominant if use.class_ in ("gemm", "conv"))
+        return [use for use in uses if use.blocks_per_sm is not None and 0 < use.blocks_per_sm < thresholds.BLOCKS_FEW]
+
+    small_ns = view.each(lambda analysis: sum(use.total_ns for use in small(analysis)))
+    where = (view.share(small_ns) >= thresholds.BLOCKS_SHARE) & (view.per_step(small_ns) >= thresholds.FLOOR_NS)
+    if not where.any():
+        return []
+    row = int(np.where(where, view.share(small_ns), -1.0).argmax())
+    uses = small(view.analyses[row])
+    blocks = uses[0].blocks_per_sm or 0.0
+    each_ns = view.each_ns(small_ns, where)
+    return [
+        claim_of(
+            view,
+            "small_batch",
+            f"Matrix products are too small for the device{view.of_whom(where)}: "
+            f"{fitted(short_name(uses[0].name), NAME_CHARS)} has blocks for {share_text(blocks)} of the "
+            f"multiprocessors; such kernels take {view.each_step(each_ns)}.",
+            where=where,
+            saved_ns=halved(small_ns),
+            most_ns=small_ns,
+            evidence={"kernel_ms_per_step": in_ms(each_ns), "kernels": _uses(uses)},
+            advice=(
+                "A larger batch costs hardly more time per step here; if it cannot grow, use fewer devices.",
+                "Join small products: one Linear for query, key and value; bmm or grouped products for experts.",
+            ),
+            at_most="warning",
+            confidence=0.6,
+        )
+    ]
+
+
+def find_bandwidth(view: JobView) -> list[Claim]:
+    """Find a step that mostly moves data within the device's memory."""
+
+    def moved(analysis: RankAnalysis) -> dict[str, int]:
+        table = analysis.tables.get("kernel_classes")
+        rows = table.to_rows() if table else []
+        # Short kernels wait for launches or for each other, not for memory.
+        return {
+            row["class"]: row["total_ns"]
+            for row in rows
+            if row["class"] in FUSIBLE and row["total_ns"] >= MOVING_KERNEL_NS * row["count"]
+        }
+
+    moved_ns = view.each(lambda analysis: sum(moved(analysis).values()))
+    where = view.on_device & (view.share(moved_ns) >= thresholds.BANDWIDTH_SHARE)
+    where &= view.per_step(moved_ns) >= thresholds.FLOOR_NS
+    if not where.any():
+        return []
+    row = int(np.where(where, view.share(moved_ns), -1.0).argmax())
+    classes, mfu = moved(view.analyses[row]), view.analyses[row].host.mfu
+    each_ns = view.each_ns(moved_ns, where)
+    compiled = view.compiled(where)
+    return [
+        claim_of(
+            view,
+            "bandwidth_bound",
+            f"The device mostly reads and writes memory{view.of_whom(where)}: kernels with few operations per byte "
+            f"({_listed(classes)}) take {view.each_step(each_ns)}.",
+            where=where,
+            saved_ns=halved(moved_ns),
+            most_ns=moved_ns,
+            evidence={
+                "kernel_ms_per_step": in_ms(each_ns),
+                "classes_ms": {name: in_ms(time_ns) for name, time_ns in classes.items()},
+                "mfu": None if mfu is None else round(mfu, 4),
+            },
+            advice=(
+                "Look for copies and layout changes among the operators; channels_last for convolutions."
+                if compiled
+                else "torch.compile fuses elementwise operators, norms and reductions into one pass over memory.",
+                "bfloat16 (autocast) halves the bytes; scaled_dot_product_attention never writes the scores.",
+            ),
+            at_most="warning",
+            confidence=0.6,
+        )
+    ]
+
+
+def _listed(classes: dict[str, int]) -> str:
+    names = sorted(classes, key=lambda name: -classes[name])[:3]
+    return ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else names[0]
 
 
 def find_underused(view: JobView, claims: Sequence[Claim]) -> list[Claim]:

@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "find_compiling",
+    "find_contention",
     "find_garbage",
+    "find_host_copies",
     "find_idle",
     "find_idle_in_syncs",
     "find_launches",
     "find_loading",
     "find_python",
     "find_syncs",
+    "find_unfused",
 ]
 
 
@@ -445,5 +448,125 @@ def find_python(view: JobView, idle_ns: Ints) -> list[Claim]:
                 "Replace loops over elements by tensor operations; move logging and file access to another thread.",
             ),
             confidence=0.85,
+        )
+    ]
+
+
+def find_contention(view: JobView) -> list[Claim]:
+    """Find ``gil_contention``: while two threads run Python, one waits for the interpreter's lock."""
+    shared_ns = view.each(lambda analysis: analysis.host.contention.shared_ns)
+    lost_ns = np.minimum(shared_ns, view.idle.host_ns)
+    where = (view.share(lost_ns) >= thresholds.GIL_SHARE) & (view.per_step(lost_ns) >= thresholds.PYTHON_FLOOR_NS)
+    if not where.any():
+        return []
+    row = int(np.where(where, view.share(lost_ns), -1.0).argmax())
+    found = view.analyses[row].host.contention
+    each_ns = view.each_ns(shared_ns, where)
+    others = count_text(found.threads, "other thread")
+    run = "runs" if found.threads == 1 else "run"
+    return [
+        claim_of(
+            view,
+            "gil_contention",
+            f"{others[0].upper()}{others[1:]} {run} Python while the training thread does{view.of_whom(where)}: "
+            f"{view.each_step(each_ns)}{f', mostly in {found.place}' if found.place else ''}. Only one of them can "
+            "hold the GIL.",
+            where=where,
+            saved_ns=halved(lost_ns),
+            most_ns=lost_ns,
+            evidence={"shared_ms_per_step": in_ms(each_ns), "threads": found.threads, "place": found.place},
+            advice=(
+                f"Move the work of {found.place or 'that thread'} to a process (DataLoader workers, multiprocessing).",
+                "Threads that only wait (locks, files, sockets) do not hold the GIL; loops over Python objects do.",
+            ),
+            at_most="warning",
+            confidence=0.6,
+        )
+    ]
+
+
+# -- operators --------------------------------------------------------------------------------------------------------
+
+
+def find_host_copies(view: JobView) -> list[Claim]:
+    """Find ``host_copies``: a rank without a device that copies tensors for much of its step."""
+    copied_ns = np.where(view.on_device, 0, view.each(lambda analysis: _copies_of(analysis)[0]))
+    where = (view.share(copied_ns) >= thresholds.HOST_COPIES_SHARE) & (view.per_step(copied_ns) >= thresholds.FLOOR_NS)
+    if not where.any():
+        return []
+    row = int(np.where(where, view.share(copied_ns), -1.0).argmax())
+    _, calls, source = _copies_of(view.analyses[row])
+    each_ns = view.each_ns(copied_ns, where)
+    return [
+        claim_of(
+            view,
+            "host_copies",
+            f"Copying tensors on the host (aten::copy_) takes {view.each_step(each_ns)}{view.of_whom(where)}"
+            f"{f', mostly from {source}' if source else ''}.",
+            where=where,
+            saved_ns=halved(copied_ns),
+            most_ns=copied_ns,
+            evidence={
+                "copy_ms_per_step": in_ms(each_ns),
+                "copies_per_step": round(calls / int(view.steps[row]), 1),
+                "place": source,
+            },
+            advice=(
+                "Create tensors with their final dtype and layout; look for .to(), .contiguous() and .clone().",
+                "Mixed data types and channels_last next to contiguous tensors copy in every layer.",
+            ),
+            at_most="warning",
+            confidence=0.7,
+        )
+    ]
+
+
+def _copies_of(analysis: RankAnalysis) -> tuple[int, int, str | None]:
+    """The time in ``aten::copy_``, its calls, and the line that spends most of it."""
+    table = analysis.tables.get("operators")
+    rows = [row for row in table.to_rows() if row["operator"] == "aten::copy_"] if table else []
+    lines = analysis.tables.get("operators_by_source")
+    places = [
+        (row["host_self_ns"], row["source"])
+        for row in (lines.to_rows() if lines else ())
+        if row.get("operator") == "aten::copy_" and row.get("source")
+    ]
+    time_ns, calls = sum(row["host_self_ns"] for row in rows), sum(row["calls"] for row in rows)
+    return time_ns, calls, max(places, default=(0, None))[1]
+
+
+def find_unfused(view: JobView, idle_ns: Ints) -> list[Claim]:
+    """Find ``unfused_optimizer``: it updates each parameter with calls of its own."""
+
+    def calls(analysis: RankAnalysis) -> int:
+        use = analysis.host.optimizer
+        return 0 if use.together else max(use.operators, use.kernels)
+
+    host_ns = np.minimum(view.each(lambda analysis: analysis.host.optimizer.host_ns), idle_ns)
+    spent_ns = np.maximum(host_ns, view.each(lambda analysis: analysis.host.optimizer.kernel_ns))
+    count = view.per_step(view.each(calls))
+    where = (count >= thresholds.OPTIMIZER_CALLS) & (view.share(spent_ns) >= thresholds.OPTIMIZER_SHARE)
+    where &= view.per_step(spent_ns) >= thresholds.FLOOR_NS
+    if not where.any():
+        return []
+    row = int(np.where(where, view.share(spent_ns), -1.0).argmax())
+    each_ns = view.each_ns(spent_ns, where)
+    return [
+        claim_of(
+            view,
+            "unfused_optimizer",
+            f"{view.analyses[row].host.optimizer.name} updates each parameter for itself{view.of_whom(where)}, with "
+            f"{count_text(round(count[row]), 'call')} {view.in_what}: {view.each_step(each_ns)}.",
+            where=where,
+            saved_ns=halved(spent_ns),
+            most_ns=spent_ns,
+            phase="optimizer",
+            evidence={"optimizer_ms_per_step": in_ms(each_ns), "calls_per_step": round(float(count[row]), 1)},
+            advice=(
+                "fused=True (Adam, AdamW, SGD, Adagrad; on GPUs and CPUs) updates all parameters in a few calls.",
+                "foreach=True does nearly the same where fused is not available; so does torch.compile of the step.",
+            ),
+            at_most="warning",
+            confidence=0.8,
         )
     ]

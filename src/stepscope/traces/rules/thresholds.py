@@ -61,6 +61,16 @@ GAPS_SHARE: Final = 0.10
 """Of the step between kernels that are already queued; the hardware needs a microsecond or two after each kernel."""
 GC_SHARE: Final = 0.02
 """Of the step: ranks that wait for each other collect at different times, so their pauses add up."""
+HOST_COPIES_SHARE: Final = 0.10
+"""Of the step of a rank without a device, in aten::copy_: layouts, data types and batches that are copied once more."""
+OPTIMIZER_SHARE: Final = 0.10
+"""Of the step in an optimizer that updates each parameter for itself …"""
+OPTIMIZER_CALLS: Final = 100
+"""… with so many operators in a step: fewer are a small model, for which it makes no difference."""
+GIL_SHARE: Final = 0.20
+"""Of the step in which another thread runs Python while the main thread does, too.  The profiler itself makes Python
+slower, so less may be its doing.
+"""
 COMPILE_SHARE: Final = 0.02
 """Of the step: a healthy job compiles in its first steps only."""
 BREAKS_AT_LEAST: Final = 1
@@ -110,6 +120,22 @@ there are too few blocks for the device.
 """
 ATTENTION_SHARE: Final = 0.10
 """Of the step in such kernels."""
+OCCUPANCY_LOW: Final = 0.25
+"""Of the warps that fit: elementwise kernels and reductions hide the latency of memory with warps, and need
+at least a quarter of them.  Products and convolutions hide it in registers and are not meant.
+"""
+OCCUPANCY_SHARE: Final = 0.10
+"""Of the step in kernels below it."""
+BLOCKS_FEW: Final = 0.5
+"""Blocks per multiprocessor: with fewer in a product or convolution, at least half of the device has nothing to do.
+Persistent kernels launch one for each.
+"""
+BLOCKS_SHARE: Final = 0.10
+"""Of the step in such products and convolutions."""
+BANDWIDTH_SHARE: Final = 0.50
+"""Of the step in kernels that do a few operations for each byte that they read or write: elementwise, copies, norms,
+softmax, reductions.  A transformer without compilation spends up to 40% in them.
+"""
 UNDERUSED_SHARE: Final = 0.50
 """Share of the time in which the device does anything: the TensorBoard plugin's threshold."""
 
