@@ -7,15 +7,17 @@ import sys
 from pathlib import Path
 
 from stepscope.errors import StepscopeError
-from stepscope.hub.process import HubSettings, serve_run
+from stepscope.hub.launcher import HubSettings
+from stepscope.hub.process import serve_run
 from stepscope.records.text import say
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="stepscope.hub", description="Receive data from other nodes; serve the run.")
+    parser = argparse.ArgumentParser(
+        prog="stepscope.hub", description="Judge a run; serve it; receive data from other nodes."
+    )
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the listening socket")
-    parser.add_argument("--caller-fd", type=int, help="file descriptor of a connection already accepted on it")
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--name", default="", help="requested name of the run")
     parser.add_argument("--tls-cert", type=Path)
@@ -24,7 +26,6 @@ def main() -> int:
     settings = HubSettings(
         run_dir=args.run_dir,
         fd=args.fd,
-        caller_fd=args.caller_fd,
         nnodes=args.nnodes,
         name=args.name,
         certificate=args.tls_cert,

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stepscope.hub.live.live_run import LiveRun
-from stepscope.hub.live.rules import BACKLOG_S
+from stepscope.hub.live.rules import catch_up
 from stepscope.hub.open_run import OpenRun, Poll
 from stepscope.store.paths import INBOX
 
@@ -33,7 +32,7 @@ def recent_run(path: Path, meta: Mapping[str, Any]) -> tuple[LiveRun, Poll] | No
     live = LiveRun(name=path.name, run_dir=path, meta=meta)
     live.partial = True
     poll = Tail(path, live, recent=True).poll
-    _catch_up(live, poll)
+    catch_up(live, poll)
     return live, poll
 
 
@@ -53,17 +52,8 @@ async def whole_run(run: OpenRun, *, after_s: float = FIRST_S) -> tuple[LiveRun,
 
 def _read_all(path: Path, meta: Mapping[str, Any], stop: threading.Event) -> tuple[LiveRun, Poll]:
     live, poll = all_of(path, meta)
-    _catch_up(live, poll, stop)
+    catch_up(live, poll, stop)
     return live, poll
-
-
-def _catch_up(live: LiveRun, poll: Poll, stop: threading.Event | None = None) -> None:
-    while stop is None or not stop.is_set():
-        began_s = time.monotonic()
-        poll()
-        live.tick()
-        if time.monotonic() - began_s < BACKLOG_S:
-            return
 
 
 def all_of(path: Path, meta: Mapping[str, Any]) -> tuple[LiveRun, Poll]:

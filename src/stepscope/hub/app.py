@@ -18,7 +18,7 @@ import asyncio
 import ctypes
 import gc
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -36,16 +36,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stepscope.errors import NotARun, RunError, RunUnwritable, StepscopeError
-from stepscope.hub.api import compare, samples, steps
+from stepscope.hub.api import alerts, captures, compare, incidents, samples, steps
 from stepscope.hub.api import runs as run_resources
 from stepscope.hub.api.auth import Readers, ReadersOnly, session_routes
 from stepscope.hub.api.resource import Parameter, Query, Resource, openapi, route_of
 from stepscope.hub.api.responses import CONTENT_TYPE, ApiError, Body, SafeHeaders, failure, takes_gzip
 from stepscope.hub.api.stream import MEDIA_TYPE, Streams
+from stepscope.hub.api.traces import expect_traces, trace_resources
 from stepscope.hub.open_run import OpenRun
 from stepscope.hub.report_copy import MOST_BYTES, copy_of
 from stepscope.hub.runs import Runs
-from stepscope.page.assets import INDEX, Asset, find_asset
+from stepscope.hub.traces.desk import TraceDesk
+from stepscope.page.assets import INDEX, Asset, explain_unbuilt, find_asset
 from stepscope.records.series import RunData
 from stepscope.records.text import Progress, no_progress
 from stepscope.store import file_io
@@ -63,9 +65,10 @@ __all__ = ["KnownRun", "add_copy", "make_app", "make_copy", "resources_of", "wri
 UNBUILT_PAGE = """\
 Stepscope hub.
 
-This is the hub of one or more training runs. Its page was not built; run `make page` to build it. The HTTP API starts
-at /api/v1/runs; /api/v1/openapi.json lists it, and docs/api.md in Stepscope describes it. All requests except this
-one need the reader's token:
+This is the hub of one or more training runs. It has no page to show: {reason}.
+
+The HTTP API starts at /api/v1/runs; /api/v1/openapi.json lists it, and docs/api.md in Stepscope describes it. All
+requests except this one need the reader's token:
 
     curl -H "Authorization: Bearer $(jq -r .token runs/NAME/hub.json)" URL/api/v1/runs
 """
@@ -78,7 +81,9 @@ def page_routes() -> list[Route]:
 
 async def _home(request: Request) -> Response:
     asset = find_asset(INDEX)
-    return PlainTextResponse(UNBUILT_PAGE) if asset is None else _asset_response(request, asset, "no-cache")
+    if asset is None:
+        return PlainTextResponse(UNBUILT_PAGE.format(reason=explain_unbuilt()))
+    return _asset_response(request, asset, "no-cache")
 
 
 async def _asset(request: Request) -> Response:
@@ -104,30 +109,39 @@ def make_app(
     refusals: Refusals | None = None,
     framed: bool = False,
     changes: bool = False,
+    requests: bool = False,
+    desk: TraceDesk | None = None,
 ) -> ASGIApp:
     """``refusals``: what the server and ``ingest`` refused; ``framed``: the page may be embedded in a notebook.
 
-    ``changes``: whoever has the hub's own token may label and delete runs.  Never for a page that others can embed.
+    ``changes``: whoever has the hub's own token may label and delete runs, and everything that ``requests`` allows:
+    acknowledge incidents, silence alerts, request captures.  Never for a page that others can embed.
+    ``desk``: makes the views of traces.
     """
-    if framed and changes:
+    if framed and (changes or requests):
         raise ValueError("a page that is embedded in another one must not change runs")
     streams = Streams() if streams is None else streams
 
-    def text() -> str:
+    async def text() -> str:
         from stepscope.hub.api.metrics import metrics_text  # large; imported only when metrics are requested
 
-        return metrics_text(runs, readers, streams, ingest, refusals)
+        return await metrics_text(runs, readers, streams, ingest, refusals)
 
-    resources = resources_of(streams, text, ingest=ingest is not None, changes=changes)
+    desk = TraceDesk() if desk is None else desk
+    resources = resources_of(streams, text, ingest=ingest is not None, changes=changes, requests=requests, desk=desk)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        expecting = asyncio.create_task(expect_traces(desk, runs))
         yield
+        expecting.cancel()
+        await asyncio.gather(expecting, return_exceptions=True)
+        await desk.close()
         await runs.close()
 
     app: ASGIApp = Starlette(
         routes=[*page_routes(), *(route_of(one, runs) for one in resources), *session_routes(readers)],
-        middleware=[Middleware(ReadersOnly, readers=readers, changes=changes)],
+        middleware=[Middleware(ReadersOnly, readers=readers, changes=changes, requests=requests)],
         exception_handlers={HTTPException: _refused, Exception: _fault},
         lifespan=lifespan,
     )
@@ -139,7 +153,13 @@ def make_app(
 
 
 def resources_of(
-    streams: Streams, metrics: Callable[[], str], *, ingest: bool, changes: bool = False
+    streams: Streams,
+    metrics: Callable[[], Awaitable[str]],
+    *,
+    ingest: bool,
+    changes: bool = False,
+    requests: bool = False,
+    desk: TraceDesk | None = None,
 ) -> tuple[Resource, ...]:
     """Return all declared resources; the session and the home page are not among them."""
     packing = asyncio.Lock()
@@ -158,6 +178,9 @@ def resources_of(
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(f'{name}.html', safe='')}"}
         return Body(data=data, media_type="text/html; charset=utf-8", headers=headers)
 
+    async def exposition(_query: Query) -> Body:
+        return Body(data=(await metrics()).encode(), media_type=CONTENT_TYPE, headers={})
+
     def healthz(_asked: Query) -> Mapping[str, Any]:
         return {"status": "ok"}
 
@@ -168,19 +191,24 @@ def resources_of(
         Resource(path="/healthz", about="Whether the hub is running.", answer=healthz, open=True),
         Resource(
             path="/metrics",
-            about="Metrics of the open runs and the hub, for Prometheus.",
-            answer=lambda _asked: Body(data=metrics().encode(), media_type=CONTENT_TYPE, headers={}),
+            about="Metrics of the active and open runs and the hub, for Prometheus.",
+            answer=exposition,
             media_types=("text/plain",),
         ),
         Resource(path="/api/v1/openapi.json", about="This description.", answer=described),
         *run_resources.RUN_RESOURCES,
         *(run_resources.CHANGE_RESOURCES if changes else ()),
+        *((*alerts.CHANGE_RESOURCES, *captures.CAPTURE_CHANGES) if changes or requests else ()),
+        *alerts.RESOURCES,
         *steps.RESOURCES,
         *steps.RANK_RESOURCES,
         *run_resources.FINDING_RESOURCES,
+        *incidents.INCIDENT_RESOURCES,
+        *captures.CAPTURE_RESOURCES,
         *samples.RESOURCES,
         compare.resource(),
         *compare.resources(),
+        *trace_resources(TraceDesk() if desk is None else desk),
         *run_resources.FILE_RESOURCES,
         Resource(
             path="/api/v1/runs/{run}/report.html",

@@ -38,10 +38,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from stepscope.records.files import open_file
+from stepscope.records.files import key_path, open_file
 from stepscope.records.text import say
 from stepscope.store.file_io import record_in
-from stepscope.wire.handshake import key_path
 
 __all__ = ["AUDIT", "AuditLog", "Via", "audit_path", "read_audit", "route_and_run"]
 

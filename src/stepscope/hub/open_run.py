@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import NotARun
+from stepscope.hub.live.figures import rates_of
+from stepscope.hub.live.goodput import ledger_document
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.rules import MOST_JUDGED, Snapshot, run_data_of, select, snapshot
 from stepscope.records import run_clock
 from stepscope.records.finding import SEVERITIES, Severity, status_severity
+from stepscope.records.finding_history import FindingEpisode
 from stepscope.records.hang import HangRecord
 from stepscope.records.layers import LayerRecords
-from stepscope.records.throughput import named_rates
 from stepscope.reports import summarize
+from stepscope.reports.finding_history import history_rows
 from stepscope.store.catalog import Labels, read_labels
-from stepscope.store.documents import NodeInfo, read_meta, read_nodes, read_refused
+from stepscope.store.documents import NodeInfo, read_finding_history, read_meta, read_nodes, read_refused
 from stepscope.store.liveness import mark_watched
-from stepscope.store.paths import LABELS, META, NODES
+from stepscope.store.paths import FINDING_HISTORY, LABELS, META, NODES
 
 __all__ = ["CHECK_S", "READING_SHARE", "FinalSummary", "OpenRun", "Poll", "stamp_of"]
 
@@ -141,6 +144,11 @@ class OpenRun:
         found: list[NodeInfo] = self._cached(NODES, read_nodes)
         return found
 
+    def finding_history(self) -> list[dict[str, Any]]:
+        """Return when each finding was shown, changed, and was over (``reports/finding_history.py``)."""
+        changes: tuple[FindingEpisode, ...] = self._cached(FINDING_HISTORY, read_finding_history)
+        return history_rows(changes, over=self.over)
+
     def refused(self) -> Mapping[str, int]:
         """Count the refused strangers by reason."""
         return read_refused(self.path)
@@ -182,8 +190,7 @@ class OpenRun:
     def throughput(self) -> dict[str, Any]:
         """Return the table of ``summary.json``, without what the script notes itself; {} if nothing is known."""
         table = self.live.judged.throughput if self.document is None else self.document.get("throughput")
-        noted = {rate for name in self.live.noted.names() for rate in named_rates(name)}
-        return {name: value for name, value in table.items() if name not in noted} if isinstance(table, Mapping) else {}
+        return rates_of(self.live, table)
 
     async def hangs(self) -> tuple[HangRecord, ...]:
         """Return the complete hang records of the summary: with the ranks and the Flight Recorder data."""
@@ -234,7 +241,8 @@ class OpenRun:
 
 def _summary_of(copy: Snapshot) -> tuple[Mapping[str, Any], tuple[HangRecord, ...]]:
     data = run_data_of(copy)
-    return summarize(data, alive=True), data.hangs
+    ledger = ledger_document(copy.accounts, copy.meta, data.hangs)
+    return {**summarize(data, alive=True), "goodput": ledger}, data.hangs
 
 
 def stamp_of(path: Path) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stepscope import __version__
 from stepscope.errors import RunError
+from stepscope.hub.api.incidents import incident_document_of, incidents_of_run
 from stepscope.hub.api.responses import json_body
 from stepscope.hub.api.runs import (
     collectives_document,
@@ -44,7 +45,8 @@ from stepscope.hub.api.steps import (
     steps_document,
 )
 from stepscope.hub.open_run import OpenRun
-from stepscope.page.assets import UNBUILT, is_built, pack, report_file
+from stepscope.page.assets import explain_unbuilt, is_built, pack, report_file
+from stepscope.records.finding import SEVERITIES
 from stepscope.records.paths import log_path
 from stepscope.records.redaction import Redactor
 from stepscope.records.text import Progress, count_text, no_progress
@@ -296,6 +298,7 @@ STAGES = 6
 CURVE_BINS = 512
 MEAN_PART = 4
 """Maps of means are used less often, and have fewer cells by this factor."""
+MOST_INCIDENTS = 20
 REDACTED_FILES = "This copy is redacted: it has no logs or other files of the run."
 
 Contents = dict[str, Any]
@@ -314,6 +317,7 @@ async def gather(
         # Where it was served does not matter here.
         "": run_document(run) | {"id": run.name, "folder": None, "reopen": None, "reading": False},
         "findings": findings_of(run),
+        "findings/history": {"history": run.finding_history()},
         "summary": await summary_document(run),
         "collectives": await collectives_document(run),
         "metrics": metrics_document(run),
@@ -323,6 +327,7 @@ async def gather(
     for name, document in long.items():
         answers[name] = _cut(document, name, plan.document_bytes, left_out)
     answers["events"] = _events(run, plan, left_out)
+    await _incidents(run, plan, answers, left_out, logs=files)
     progress(1, STAGES)
     add_steps(run, plan, blobs, answers, left_out)
     progress(2, STAGES)
@@ -348,6 +353,22 @@ async def gather(
         left_out.append(REDACTED_FILES)
     progress(6, STAGES)
     return {"answers": answers, "maps": maps, "files": found, "left_out": left_out}
+
+
+async def _incidents(run: OpenRun, plan: Plan, answers: dict[str, Any], left_out: list[str], *, logs: bool) -> None:
+    """Add the list and as many incidents as there is room for, the most severe first; without ``logs`` no lines."""
+    listed = await incidents_of_run(run)
+    answers["incidents"] = listed
+    rows = sorted(listed["incidents"], key=lambda row: (-SEVERITIES.index(row["severity"]), row["number"]))
+    size, included = 0, 0
+    for row in rows[:MOST_INCIDENTS]:
+        document = await incident_document_of(run, row["number"], logs=logs)
+        size += 0 if document is None else len(json_body(document))
+        if document is None or size > plan.document_bytes:
+            break
+        answers[f"incidents/{row['number']}"] = document
+        included += 1
+    _count_left_out(left_out, included, len(rows), "incidents have their own page")
 
 
 def _judge(answers: dict[str, Any]) -> None:
@@ -549,7 +570,7 @@ async def copy_of(
     RunError if the page was not built.
     """
     if not is_built():
-        raise RunError(UNBUILT)
+        raise RunError(explain_unbuilt())
     made, report = b"", progress
     for plan in plans():
         blobs = Blobs()

@@ -23,6 +23,7 @@ from typing import Any
 
 from stepscope.errors import NotARun, RunError, UsageError
 from stepscope.hub.active_run import all_of, recent_run, whole_run
+from stepscope.hub.live.figures import RunFigures, read_judged
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.rules import keep_up
 from stepscope.hub.open_run import CHECK_S, READING_SHARE, FinalSummary, OpenRun, Poll, stamp_of
@@ -30,7 +31,7 @@ from stepscope.hub.past_run import bring_samples, past_run
 from stepscope.records.series import RunData
 from stepscope.records.text import checked_name
 from stepscope.reports import summarize
-from stepscope.store import catalog
+from stepscope.store import catalog, user_runs
 from stepscope.store.catalog import KnownRuns, Labels, RunEntry, list_runs, run_entry
 from stepscope.store.documents import load_summary, log_names, read_meta, read_nodes
 from stepscope.store.liveness import processes_alive
@@ -39,13 +40,15 @@ from stepscope.store.paths import EVENTS, INBOX, META, NODES, STEPS, SUMMARY
 
 __all__ = ["OpenPolicy", "Runs", "changed_of", "final_of", "load_open", "open_ahead"]
 
+MOST_JUDGED = 64
+"""Active runs that are not open and that metrics show."""
 REQUESTED_S = 30.0
 """How long an active run is followed after the last request for it."""
 _WATCHED = (META, SUMMARY, EVENTS, STEPS, INBOX, NODES)
 
 
 Folders = Callable[[], Mapping[str, Path]]
-"""Returns the folders to serve, by tag (``store/catalog.py``); new ones may appear with each call."""
+"""Returns the folders to serve, by tag (``store/user_runs.py``); new ones may appear with each call."""
 
 
 def load_open(path: Path) -> OpenRun:
@@ -129,7 +132,7 @@ class Runs:
 
     def id_of(self, path: Path) -> str:
         """Return the ID of a listed run."""
-        return path.name if self._folders is None else catalog.run_id(path)
+        return path.name if self._folders is None else user_runs.run_id(path)
 
     def folder_of(self, path: Path) -> str | None:
         """Return the folder of a run as text; None if all runs are in one folder."""
@@ -153,6 +156,15 @@ class Runs:
         if self._listing is None or self._listing.done():
             self._listing = asyncio.create_task(asyncio.to_thread(self._list))
         return await asyncio.shield(self._listing)
+
+    async def judged(self) -> list[tuple[str, RunFigures]]:
+        """Return the active runs that are not open here, newest first, as their own hubs judged them."""
+        if self._single is not None:
+            return []
+        paths = [entry.path for entry in await self.entries() if entry.status == "running"]
+        unopened = [path for path in paths if self.id_of(path) not in self._opened][:MOST_JUDGED]
+        found = await asyncio.to_thread(lambda: [(self.id_of(path), read_judged(path)) for path in unopened])
+        return [(name, figures) for name, figures in found if figures is not None]
 
     async def open(self, name: str) -> OpenRun | None:
         """Open the run with that name.  None if it does not exist or cannot be read; never raises ApiError."""
@@ -191,19 +203,19 @@ class Runs:
 
     async def label(self, run: str, **change: Any) -> Labels | None:
         """Change the labels of a run (``change_labels``); None if it does not exist."""
-        path = await self._existing(run)
+        path = await self.existing(run)
         return None if path is None else await asyncio.to_thread(catalog.change_labels, path, **change)
 
     async def delete(self, run: str) -> bool:
         """Delete a run that is over; False if it does not exist.  RunError, with the reason, if it is in use."""
-        path = await self._existing(run) if self.may_delete else None
+        path = await self.existing(run) if self.may_delete else None
         if path is None:
             return False
         await asyncio.to_thread(catalog.delete_run, path, watch=False)
         self._opened.pop(run, None)
         return True
 
-    async def _existing(self, id_: str) -> Path | None:
+    async def existing(self, id_: str) -> Path | None:
         """Return the path of a run that exists and that this hub serves."""
         if self._single is not None:
             return self._single.path if id_ in self._names else None
@@ -228,7 +240,7 @@ class Runs:
         """Return where a run with that ID would be; None if it cannot be a run of this hub."""
         if self._folders is None:
             return self.root / id_ if self._may_be(id_) else None
-        name, tag = catalog.split_run_id(id_)
+        name, tag = user_runs.split_run_id(id_)
         if not self._may_be(name):
             return None
         if tag not in self._known_folders:

@@ -26,7 +26,7 @@ from stepscope.errors import HubError, UsageError
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate, GeneralName
 
-__all__ = ["TlsFiles", "make_certificate", "peer_uid", "server_context", "user_certificate"]
+__all__ = ["TlsFiles", "make_certificate", "may_connect", "peer_uid", "server_context", "user_certificate"]
 
 
 # -- TLS --------------------------------------------------------------------------------------------------------------
@@ -182,6 +182,14 @@ def peer_uid(host: str, port: int, own_port: int, tables: tuple[Path, ...] = TAB
             if fields[2].endswith(f":{own_port:04X}") and fields[3] == ESTABLISHED and _address(fields[1]) == wanted:
                 return int(fields[7])
     return -1 if listed else None
+
+
+def may_connect(uid: int | None, *, loopback: bool) -> bool:
+    """Whether a connection of that user (see ``peer_uid``) makes the hub load its server.
+
+    Any connection from another machine does, if the user had the hub listen there; also if the owner is unknown.
+    """
+    return uid in (None, 0, os.getuid()) or (uid == -1 and not loopback)
 
 
 def _address(field: str) -> IPv4Address | IPv6Address:

@@ -1,7 +1,8 @@
 """The built page: its files as the hub serves them, and the page as one file with the data of a report inside.
 
-``make page`` (or building a wheel) creates the files; a checkout without Node.js has none, and everything else works.
-Their names contain a checksum, so a browser may cache them forever; only ``index.html`` is requested again.
+Building a wheel or ``make page`` creates the files (web/build_page.py). Where that failed there are none, everything
+else works, and ``unbuilt.txt`` has the reason. Names contain a checksum, so a browser may cache the files forever; only
+``index.html`` is requested again.
 
 Links open the page, and contain the token only where that is safe.
 
@@ -29,17 +30,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from urllib.parse import quote
 
 __all__ = [
     "INDEX",
-    "UNBUILT",
     "Asset",
+    "explain_unbuilt",
     "find_asset",
     "is_built",
     "opened_in_browser",
     "pack",
-    "page_link",
     "report_file",
 ]
 
@@ -47,7 +46,7 @@ __all__ = [
 
 STATIC = Path(__file__).parent / "static"
 INDEX = "index.html"
-UNBUILT = "the page was not built; run `make page`"
+REASON = "unbuilt.txt"
 _BEST = 9
 
 
@@ -64,6 +63,16 @@ class Asset:
 
 def is_built() -> bool:
     return (STATIC / INDEX).is_file()
+
+
+def explain_unbuilt() -> str:
+    """Say that there is no page, why, and what to do."""
+    try:
+        reason = (STATIC / REASON).read_text().strip()
+    except OSError:
+        reason = ""
+    because = f" ({reason})" if reason else ""
+    return f"the page was not built{because}; run `make page` in a checkout, or install Stepscope again with a network"
 
 
 @lru_cache(maxsize=16)
@@ -168,14 +177,6 @@ def _printable(text: str) -> str:
 
 
 # -- links ------------------------------------------------------------------------------------------------------------
-
-
-def page_link(url: str, run: str = "", token: str = "") -> str:
-    """Link to one run or to the list, with or without the token."""
-    place = f"/#/run/{quote(run, safe='')}" if run else "/#"
-    if not token:
-        return f"{url}{place if run else ''}"
-    return f"{url}{place}{'?' if run else ''}token={quote(token, safe='')}"
 
 
 @contextmanager

@@ -55,12 +55,12 @@ from stepscope.errors import UsageError
 from stepscope.hub.api.responses import JSON, failure, json_body
 from stepscope.hub.audit import AuditLog, Via, route_and_run
 from stepscope.hub.limits import address_of, source_of
-from stepscope.records.files import private_folder, write_private
-from stepscope.wire.handshake import key_path
+from stepscope.records.files import key_path, private_folder, write_private
 
 __all__ = [
     "ALL",
     "MAY_CHANGE",
+    "MAY_LABEL",
     "METRICS",
     "ONLY_RUN",
     "OPEN_PATHS",
@@ -214,8 +214,10 @@ OPEN_FOLDER = "/assets/"
 ONLY_RUN = "stepscope.only_run"
 """In ``scope["state"]``: the only run that the reader may read; None or missing: all runs."""
 MAY_CHANGE = "stepscope.may_change"
-"""In ``scope["state"]``: whether the reader may label and delete runs.  Only the hub's own token allows that, and only
-if the hub was started for it: named tokens and users of a proxy read."""
+"""In ``scope["state"]``: whether the reader may acknowledge incidents, silence alerts and request captures.  Only the
+hub's own token allows that, and only if the hub was started for it: named tokens and users of a proxy read."""
+MAY_LABEL = "stepscope.may_label"
+"""The same for labeling and deleting runs, which only ``stepscope serve`` does."""
 SESSION_S = 12 * 3600
 CLOCK_SLACK_S = 60
 """The clock may be set back by this much without ending new sessions."""
@@ -466,10 +468,10 @@ class _RevokedError(Exception):
 class ReadersOnly:
     """A pure ASGI layer: everything that is not open to all needs a reader, even a path that does not exist."""
 
-    def __init__(self, app: ASGIApp, readers: Readers, *, changes: bool = False) -> None:
+    def __init__(self, app: ASGIApp, readers: Readers, *, changes: bool = False, requests: bool = False) -> None:
         self._app = app
         self._readers = readers
-        self._changes = changes
+        self._changes, self._requests = changes, requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
@@ -488,7 +490,8 @@ class ReadersOnly:
             mark_known()  # ``hub/server.py``: the entrance no longer counts it as a stranger
 
         state = scope.setdefault("state", {})
-        state[MAY_CHANGE] = self._changes and reader.via == "hub token"
+        own = reader.via == "hub token"
+        state[MAY_CHANGE], state[MAY_LABEL] = own and (self._changes or self._requests), own and self._changes
         if reader.token is not None:
             state[ONLY_RUN] = reader.token.only_run
 

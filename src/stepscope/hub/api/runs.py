@@ -19,10 +19,11 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from stepscope.errors import RunError, UsageError
-from stepscope.hub.api.auth import MAY_CHANGE, ONLY_RUN
+from stepscope.hub.api.auth import MAY_LABEL, ONLY_RUN
 from stepscope.hub.api.resource import Parameter, Query, Resource
 from stepscope.hub.api.responses import ApiError, Body, json_body
 from stepscope.hub.open_run import OpenRun
+from stepscope.records.identity import logged_steps
 from stepscope.records.text import count_text
 from stepscope.reports.event_text import exit_text
 from stepscope.reports.finding_text import (
@@ -31,6 +32,7 @@ from stepscope.reports.finding_text import (
     judged_text,
     nothing_text,
 )
+from stepscope.reports.goodput_text import advice_view, goodput_view
 from stepscope.reports.hang_text import hang_document
 from stepscope.reports.sections import attempt_texts, errors_view
 from stepscope.reports.summary_text import measured_text
@@ -121,8 +123,19 @@ def status_of(run: OpenRun) -> dict[str, Any]:
         **{name: info[name] for name in _KEPT},
         "hung_ranks": info["still_ranks"],
         "hung_steps": None if run.over else _hung_steps(run),
+        "logged_step": _logged_step(run, info["newest_step"]),
         "ranks_text": _ranks_text(info, over=run.over),
     }
+
+
+def _logged_step(run: OpenRun, newest: int) -> int | None:
+    """Return the number of the newest step in the framework's logs, if it is known and differs from ours."""
+    registry, rings = run.live.registry, run.live.ring_of
+    if newest < 0 or not len(rings):
+        return None
+    lowest_rank = rings[registry.of["shown"][rings].argmin()]
+    logged = logged_steps(registry.facts(int(lowest_rank)), newest, newest)
+    return None if logged is None or logged[0] == newest else logged[0]
 
 
 def _hung_steps(run: OpenRun) -> list[int] | None:
@@ -181,7 +194,7 @@ async def _list(query: Query) -> Mapping[str, Any]:
 
 def _may(query: Query) -> list[str]:
     """Return what this reader may do besides reading."""
-    if query.request.scope.get("state", {}).get(MAY_CHANGE) is not True:
+    if query.request.scope.get("state", {}).get(MAY_LABEL) is not True:
         return []
     return ["label", "delete"] if query.runs.may_delete else ["label"]
 
@@ -382,7 +395,12 @@ async def hangs_document(run: OpenRun) -> dict[str, Any]:
 async def summary_document(run: OpenRun, *, keys: Sequence[str] | None = None) -> dict[str, Any]:
     whole = await run.summary()
     chosen = {key: whole[key] for key in whole if key in keys} if keys else whole
-    text = {"errors": errors_view(chosen.get("errors")), "attempts": attempt_texts(chosen.get("attempts"))}
+    text = {
+        "errors": errors_view(chosen.get("errors")),
+        "attempts": attempt_texts(chosen.get("attempts")),
+        "goodput": goodput_view(chosen.get("goodput")),
+        "advice": advice_view(chosen.get("advice_after_failure")),
+    }
     return {"live": run.document is None, "summary": chosen, "text": text}
 
 
@@ -397,6 +415,11 @@ FINDING_RESOURCES = (
         path="/api/v1/runs/{run}/findings",
         about="The findings, most severe first, each with cost, evidence and advice; the first is the verdict.",
         answer=lambda query: findings_of(query.run),
+    ),
+    Resource(
+        path="/api/v1/runs/{run}/findings/history",
+        about="When each finding was first shown, changed, and was over, with step and time.",
+        answer=lambda query: {"history": query.run.finding_history()},
     ),
     Resource(
         path="/api/v1/runs/{run}/hangs",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,17 @@ from stepscope.hub.live.registry import ENDED
 from stepscope.hub.open_run import OpenRun
 from stepscope.records.text import count_text, ns_text
 from stepscope.reports.event_text import event_document
+from stepscope.store.documents import NodeInfo
 from stepscope.store.live.sample_files import OVER, span_of
 from stepscope.store.paths import SAMPLES, STACKS
 
 __all__ = [
     "RESOURCES",
     "WHO",
+    "NodeHead",
     "NodeNow",
     "events_document",
+    "node_heads",
     "node_problems",
     "nodes_document",
     "nodes_of",
@@ -238,44 +241,67 @@ def node_problems(node: NodeNow, now_ns: int, *, live: bool) -> list[str]:
     return found + [text for key, text in _ERRORS.items() if (node.sample.get(key) or 0) > 0]
 
 
-def nodes_of(run: OpenRun, start: int, limit: int) -> tuple[int, list[NodeNow]]:
-    """Return the number of nodes, and some of them by name; includes nodes that joined but have no rank yet."""
+class NodeHead(NamedTuple):
+    """A node without its samples."""
+
+    name: str
+    hosts: list[str]
+    ranks: int
+    live_ranks: int
+    place: int | None
+    """The registry's number; None: it has no rank yet."""
+    info: NodeInfo | None
+    """What the hub knows of it as a sender; None: it did not join over the network."""
+
+
+def node_heads(run: OpenRun) -> list[NodeHead]:
+    """Return the nodes by name, including those that joined but have no rank yet."""
     live = run.live
-    registry = live.registry
     joined = {str(info.node): info for info in run.nodes() if not info.replaced_by}
-    names = sorted({*registry.nodes, *joined, *live.received.nodes(SAMPLES)}, key=lambda name: (len(name), name))
-    places = {name: place for place, name in enumerate(registry.nodes)}
+    names = sorted({*live.registry.nodes, *joined, *live.received.nodes(SAMPLES)}, key=lambda name: (len(name), name))
+    places = {name: place for place, name in enumerate(live.registry.nodes)}
     ranks, living, hosts = _counted(run)
-    spans = _spans(run)
-    found: list[NodeNow] = []
-    for name in names[start : start + limit]:
+    found = []
+    for name in names:
         place, info = places.get(name), joined.get(name)
-        own = hosts.get(-1 if place is None else place) or ({info.host} if info is not None else {name})
-        found.append(
-            NodeNow(
-                node=name,
-                hosts=sorted(own),
-                ranks=0 if place is None else int(ranks[place]),
-                live_ranks=0 if place is None else int(living[place]),
-                rank_spans=[] if place is None else spans.get(place, []),
-                number=None if info is None else info.node,
-                sample=_last_figures(run, name),
-                **({} if info is None else {key: getattr(info, key) for key in _SENT}),
-            )
+        if place is None:
+            found.append(NodeHead(name, [info.host if info is not None else name], 0, 0, None, info))
+            continue
+        own = sorted(hosts.get(place) or {info.host if info is not None else name})
+        found.append(NodeHead(name, own, ranks[place], living[place], place, info))
+    return found
+
+
+def nodes_of(run: OpenRun, start: int, limit: int) -> tuple[int, list[NodeNow]]:
+    """Return the number of nodes, and some of them by name."""
+    heads, spans = node_heads(run), _spans(run)
+    found = [
+        NodeNow(
+            node=head.name,
+            hosts=head.hosts,
+            ranks=head.ranks,
+            live_ranks=head.live_ranks,
+            rank_spans=[] if head.place is None else spans.get(head.place, []),
+            number=None if head.info is None else head.info.node,
+            sample=_last_figures(run, head.name),
+            **({} if head.info is None else {key: getattr(head.info, key) for key in _SENT}),
         )
-    return len(names), found
+        for head in heads[start : start + limit]
+    ]
+    return len(heads), found
 
 
-def _counted(run: OpenRun) -> tuple[NDArray[np.intp], NDArray[np.intp], dict[int, set[str]]]:
+def _counted(run: OpenRun) -> tuple[list[int], list[int], dict[int, set[str]]]:
     """By the registry's number of a node: ranks, running ranks, and the hosts that its ranks report."""
     registry, of, rings = run.live.registry, run.live.registry.of, run.live.ring_of
     alive = rings[(of["state"][rings] < ENDED) & (of["ended_wall_ns"][rings] == 0)]
     count = len(registry.nodes)
     hosts: dict[int, set[str]] = {}
-    pairs = np.unique(np.stack([of["node"][: registry.count], of["host"][: registry.count]]), axis=1)
-    for node, host in pairs.T.tolist():
-        hosts.setdefault(node, set()).add(registry.hosts[host])
-    return np.bincount(of["node"][rings], minlength=count), np.bincount(of["node"][alive], minlength=count), hosts
+    n = registry.count
+    for pair in np.unique(of["node"][:n].astype(np.int64) << 32 | of["host"][:n].astype(np.int64)).tolist():
+        hosts.setdefault(pair >> 32, set()).add(registry.hosts[pair & 0xFFFFFFFF])
+    ranks, living = (np.bincount(of["node"][own], minlength=count).tolist() for own in (rings, alive))
+    return ranks, living, hosts
 
 
 def _spans(run: OpenRun) -> dict[int, list[list[int]]]:

@@ -177,6 +177,8 @@ class IngestApp:
         self.figures = IngestFigures()
         self._inbox, self._live, self._journal = inbox, live, journal
         self._wall, self._clock = wall, clock
+        self.capture: Callable[[], bytes] = lambda: b"null"
+        """The order of a capture that agents get, as JSON; set when the run's judge is there."""
         self._reading = 0
         self._paths = {f"{_RUNS}{name}/{what}": what for name in admission.names for what in ("join", "frames")}
 
@@ -356,12 +358,14 @@ class IngestApp:
     def _acknowledged(self, sender: Sender, received_wall_ns: int) -> bytes:
         peers = self.admission.peers_for(sender)
         listed = b"null" if peers is None else json.dumps([asdict(peer) for peer in peers]).encode()
-        return b'{"next_s":%.3f,"watched":%b,"received_wall_ns":%d,"sent_wall_ns":%d,"peers":%b}' % (
+        form = b'{"next_s":%.3f,"watched":%b,"received_wall_ns":%d,"sent_wall_ns":%d,"peers":%b,"capture":%b}'
+        return form % (
             self.admission.next_s,
             b"true" if self._live.watched else b"false",
             received_wall_ns,
             self._wall(),
             listed,
+            self.capture(),
         )
 
     async def _body(self, scope: Scope, receive: Receive, most: int) -> bytes | None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.hub.live.step_arrays import MOST_PHASES, NONE, Planes
-from stepscope.records.steps import BUILTIN_PHASES, COMM, FLAG_SAMPLED
+from stepscope.records.steps import BUILTIN_PHASES, COMM, FLAG_CAPTURED, FLAG_SAMPLED
 
 __all__ = [
     "DEVICE_PHASES",
@@ -413,10 +413,10 @@ def quantile_places(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDA
 
 
 def sampled_rows(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """[row]: whether any rank looked at its layers in that step, which takes time."""
+    """[row]: whether any rank looked at its layers in that step or was profiled, which takes time."""
     if "flags" not in planes.arrays:
         return np.zeros(len(rows), np.bool_)
-    flags = planes.arrays["flags"][rows, : planes.columns] & FLAG_SAMPLED
+    flags = planes.arrays["flags"][rows, : planes.columns] & (FLAG_SAMPLED | FLAG_CAPTURED)
     return np.asarray(((flags > 0) & planes.have[rows, : planes.columns]).any(axis=1), np.bool_)
 
 

@@ -8,6 +8,7 @@ times by the node's offset, onto the hub's clock.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from bisect import bisect_left
 from collections import Counter, deque
@@ -26,7 +27,7 @@ from stepscope.store.paths import EVENTS as EVENTS_FILE
 from stepscope.store.paths import LAYERS, SAMPLES
 from stepscope.store.sealed.sample_source import whose_of
 
-__all__ = ["LayerLines", "Lines", "Noted", "Raw", "of_kind", "parse_raw"]
+__all__ = ["LayerLines", "Line", "Lines", "Noted", "Raw", "of_kind", "parse_raw"]
 
 Line = bytes | dict[str, Any]
 """A line as received; or of a finished run, whose lines were parsed when it was loaded, the record itself."""
@@ -56,7 +57,14 @@ _WALLS = ("wall_ns", "started_wall_ns", "ended_wall_ns")
 
 
 class Lines:
-    def __init__(self, *, events: int = EVENTS, most_bytes: int = KEPT_BYTES, most_of_node: int = MOST_OF_NODE) -> None:
+    def __init__(
+        self,
+        *,
+        events: int = EVENTS,
+        most_bytes: int = KEPT_BYTES,
+        most_of_node: int = MOST_OF_NODE,
+        layers: LayerLines | None = None,
+    ) -> None:
         self._events: deque[dict[str, Any]] = deque(maxlen=events)
         self.events_seen = 0
         """Count of all events received; the number of the last one."""
@@ -68,7 +76,7 @@ class Lines:
         self._bytes = 0
         self._lines: dict[tuple[str, str], deque[tuple[Line, int]]] = {}
         self._order: deque[tuple[str, str]] = deque()
-        self.layers = LayerLines()
+        self.layers = LayerLines() if layers is None else layers
 
     def put(self, file: str, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None:
         if file == EVENTS_FILE:
@@ -168,6 +176,14 @@ class Lines:
     def nodes(self, file: str) -> list[str]:
         """List the nodes whose lines are kept."""
         return [node for name, node in self._lines if name == file]
+
+    def newest(self, file: str, most: int) -> list[tuple[str, list[tuple[Line, int]]]]:
+        """Return the last lines of each node, unparsed and the newest first, with how far its clock is ahead."""
+        return [
+            (node, list(itertools.islice(reversed(own), most)))
+            for (name, node), own in self._lines.items()
+            if name == file
+        ]
 
     def last(self, file: str, node: str, kind: str, *, among: int) -> dict[str, Any] | None:
         """Return the newest sample of that kind among the last ``among`` lines of a node."""
@@ -308,12 +324,15 @@ class Noted:
         """Notes with a loss or a gradient norm, as events."""
         self.seen: deque[dict[str, Any]] = deque(maxlen=HEALTH_ROOM)
         """The same as the recorder saw it."""
+        self.not_finite = False
+        """Whether any of these values was NaN or infinite."""
 
     def clear(self) -> None:
         self._curves.clear()
         self.left_out.clear()
         self.health.clear()
         self.seen.clear()
+        self.not_finite = False
 
     def add(self, step: int, values: Mapping[str, float], *, seen: bool = False) -> None:
         """Add the values of one rank at a step; ``seen``: by the recorder, not noted by the script."""
@@ -346,8 +365,20 @@ class Noted:
             event = {**note_event(values), "rank": rank, "pid": pid, "step": step}
             seen = event["event"] == SEEN_EVENT
             self.add(step, noted_numbers(event), seen=seen)
-            if noted_health(event):
+            if values := noted_health(event):
+                self.not_finite = self.not_finite or not all(map(math.isfinite, values.values()))
                 (self.seen if seen else self.health).append(event)
+
+    def latest(self) -> dict[str, float]:
+        """Return the newest value of each name, the mean over the ranks; the names are those of ``curves``."""
+        own = logged_by_script(self.names())
+        found = {}
+        for stored, (_, bins) in self._curves.items():
+            name = stored.removeprefix(SEEN)
+            if bins and (name == stored or name not in own):
+                total, count = bins[max(bins)]
+                found[name] = total / count
+        return found
 
     def names(self) -> list[str]:
         """The names of what the script noted itself."""

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.view import clock_of, timed_steps
 from stepscope.diagnosis.engine.window import set_apart
+from stepscope.goodput.accounts import SumsByRing
 from stepscope.hub.live.digests import (
     DEVICE_PHASES,
     MEMORY,
@@ -82,6 +83,9 @@ MOST_EXPECTED = 1 << 17
 BEHIND = 50
 """One in this many ranks may be further behind than the stride allows for."""
 _COMM = f"phase:{BUILTIN_PHASES[COMM]}"
+SUMMED_RANKS = 64
+"""Ranks whose steps are added up for the ledger: enough for a mean, few enough for each batch."""
+SUMMED = ("wall_ns", "start_ns", "flags", "phase:eval", "phase:checkpoint")
 KEPT_REDONE = 512
 """The number of redigested steps to remember; a client may be this many behind."""
 
@@ -96,6 +100,7 @@ class Intake:
         clock: Callable[[], float] = time.monotonic,
         planes: Planes | None = None,
         digests: DigestLog | None = None,
+        received: Lines | None = None,
     ) -> None:
         self.name = name
         self.run_dir = run_dir
@@ -107,8 +112,10 @@ class Intake:
         self.digests = DigestLog() if digests is None else digests
         self.map = Heat()
         self.exchanges = Exchanges()
-        self.received = Lines()
+        self.received = Lines() if received is None else received
         self.noted = Noted()
+        self.sums = SumsByRing()
+        """What the steps of the first ranks took, over all attempts; for the ledger."""
         self.ring_of: NDArray[np.intp] = np.zeros(0, np.intp)
         """The registry's number of each column."""
         self.offsets_ns: dict[str, int] = {}
@@ -297,6 +304,10 @@ class Intake:
         wall = steps.values["wall_ns"].astype(np.float32)
         work = wall - steps.values[_COMM].astype(np.float32) if _COMM in steps.values else wall
         of["last_step"][steps.ring] = steps.step
+        first = np.flatnonzero(of["rank"][steps.ring] < SUMMED_RANKS)
+        self.sums.add(
+            steps.ring[first], {name: column[first] for name, column in steps.values.items() if name in SUMMED}
+        )
         of["rows"][: self.registry.count] += np.bincount(steps.ring, minlength=self.registry.count)
         here = np.flatnonzero(column != NONE)
         self.map.add(column[here], steps.step[here], work[here], wall[here])
@@ -364,6 +375,10 @@ class Intake:
         live: NDArray[np.bool_] = self.registry.live(self._clock() - grace_s)[self.ring_of]
         return live
 
+    def silent_s(self, rings: NDArray[np.intp]) -> float:
+        """How long ago there was news of any of these rings."""
+        return self._clock() - float(self.registry.of["heard_s"][rings].max())
+
     def _digest(self) -> None:
         if not self.planes.columns:
             return
@@ -387,14 +402,14 @@ class Intake:
             block = digest_block(self.planes, steps)
             if block is None:
                 break
-            block.start_wall_ns[:] = self._wall_ns(0, block.start_wall_ns)
+            block.start_wall_ns[:] = self.wall_ns_of(0, block.start_wall_ns)
             log.extend(block)
             steps = steps[len(block) :]
         for step in steps.tolist():
             digested = digest_step(self.planes, step)
             if digested is not None:
                 digest, column = digested
-                digest.start_wall_ns[:] = self._wall_ns(column, digest.start_wall_ns)
+                digest.start_wall_ns[:] = self.wall_ns_of(column, digest.start_wall_ns)
                 log.put(digest)
 
     def _write(self, step: int) -> None:
@@ -407,7 +422,7 @@ class Intake:
             if len(self.redone) > KEPT_REDONE:
                 del self.redone[next(iter(self.redone))]
 
-    def _wall_ns(self, column: int, start_ns: int | NDArray[np.int64]) -> NDArray[Any]:
+    def wall_ns_of(self, column: int, start_ns: int | NDArray[np.int64]) -> NDArray[Any]:
         """Return when steps began, on the hub's clock, according to one rank."""
         of, ring = self.registry.of, self.ring_of[column]
         offset_ns = self.offsets_ns.get(self.registry.nodes[of["node"][ring]], 0)
@@ -483,6 +498,8 @@ class Judged:
     """What the ranks exchanged in the evaluated steps: the table of ``summary.json``."""
     throughput: Mapping[str, Any] | None = None
     """The same for samples, tokens and operations per second."""
+    goodput: Mapping[str, Any] | None = None
+    """The ledger so far, as in ``summary.json``; None: unknown."""
     first_step: int = NONE
     step: int = NONE
     """The first and the last step that were judged."""

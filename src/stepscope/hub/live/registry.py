@@ -61,6 +61,8 @@ _COLUMNS: dict[str, str] = {
     "anchor_mono_ns": "i8",
     "anchor_wall_ns": "i8",
     "ended_wall_ns": "i8",
+    "imported_ns": "i8",
+    "joined_ns": "i8",
     "names": "i4",
     "facts": "i4",
     "groups": "i4",
@@ -139,6 +141,7 @@ class Registry:
         of["anchor_mono_ns"][at] = min(about.anchor_mono_ns, _LARGEST)
         of["anchor_wall_ns"][at] = min(about.anchor_wall_ns, _LARGEST)
         of["ended_wall_ns"][at] = about.ended_wall_ns or 0
+        of["imported_ns"][at], of["joined_ns"][at] = identity.imported_ns, identity.joined_ns
         of["names"][at] = self._number("names", about.phase_names, self.names)
         of["device_index"][at], of["device_uuid"][at] = _small(identity.device_index) & 0x7FFF, _ascii(identity)
         if identity.device_index < 0:
@@ -237,7 +240,7 @@ class Registry:
 
     def identity(self, at: int) -> RankIdentity:
         of = self.of
-        numbers = ("pid", "rank", "local_rank", "world_size", "attempt", "device_index")
+        numbers = ("pid", "rank", "local_rank", "world_size", "attempt", "device_index", "imported_ns", "joined_ns")
         known: dict[str, Any] = {name: int(of[name][at]) for name in numbers}
         known |= self._kinds[int(of["kind"][at])]
         return RankIdentity(host=self.hosts[int(of["host"][at])], device_uuid=of["device_uuid"][at].decode(), **known)

@@ -5,13 +5,15 @@
 
 Every few seconds the loop copies the last steps of the judged ranks (``select``, ``snapshot``), which is quick, and
 applies the rules to the copy in a thread, so that rows are taken in meanwhile.  Evaluations take at most a tenth of
-the time: the longer one took, the later the next starts.  ``diagnosis.hysteresis`` shows a finding only if two
-evaluations agree.
+the time: the longer one took, the later the next starts.  While nobody watches a run, its hub evaluates the rules less
+often (``UNATTENDED``), but a hang or a death within a second of its file.  ``diagnosis.hysteresis`` shows a finding
+only if two evaluations agree.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +26,12 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine.window import last_attempt
 from stepscope.diagnosis.healthy import collecting_text
 from stepscope.diagnosis.hysteresis import AT_ONCE, Change, Watched, evaluate, live_window
+from stepscope.goodput.ledger import AttemptAccount
 from stepscope.hangs.report import hang_state_by_rank
 from stepscope.hub.live.finding_history import FindingHistory
+from stepscope.hub.live.goodput import accounts_of, ledger_document
 from stepscope.hub.live.lines import Raw, parse_raw
-from stepscope.hub.live.live_run import Judged, LiveRun
+from stepscope.hub.live.live_run import SUMMED_RANKS, Judged, LiveRun
 from stepscope.hub.live.registry import STATES
 from stepscope.hub.live.step_arrays import Slots
 from stepscope.judge import thresholds
@@ -39,12 +43,25 @@ from stepscope.records.paths import error_path, hangs_folder
 from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.reports.tables import communication_table, throughput_table
 from stepscope.step_table import NO_STEPS, PLAIN, StepTable, phases_in_order
+from stepscope.store.captures import CAPTURES_JUDGED, read_captures
 from stepscope.store.documents import clock_offsets, read_nodes
 from stepscope.store.live.failures import RankNumbers, checked_stacks, read_errors, read_joined_hangs
 from stepscope.store.live.sample_files import layer_as_shown
 from stepscope.store.rank_series import collective_rows, comm_rows
 
-__all__ = ["MOST_JUDGED", "RuleLoop", "Snapshot", "keep_up", "run_data_of", "select", "snapshot"]
+__all__ = [
+    "ATTENDED",
+    "MOST_JUDGED",
+    "UNATTENDED",
+    "Pace",
+    "RuleLoop",
+    "Snapshot",
+    "catch_up",
+    "keep_up",
+    "run_data_of",
+    "select",
+    "snapshot",
+]
 
 
 # -- run data ---------------------------------------------------------------------------------------------------------
@@ -80,6 +97,8 @@ class Snapshot:
     samples: tuple[Raw, ...]
     stacks: tuple[Raw, ...]
     layers: tuple[Raw, ...]
+    accounts: tuple[AttemptAccount, ...] | None = None
+    """What the processes of all attempts did; None: unknown."""
 
 
 def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
@@ -108,7 +127,14 @@ def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
         samples=tuple(live.received.raw("samples.jsonl", nodes[::every])),
         stacks=tuple(live.received.raw("stacks.jsonl", nodes[::every])),
         layers=tuple(live.received.layers.raw(nodes[::every])),
+        accounts=accounts_of(live, {ring: _without_steps(live, ring) for ring in _summed_rings(live)}),
     )
+
+
+def _summed_rings(live: LiveRun) -> list[int]:
+    n = live.registry.count
+    found: list[int] = np.flatnonzero(live.registry.of["rank"][:n] < SUMMED_RANKS).tolist()
+    return found
 
 
 def _without_steps(live: LiveRun, ring: int) -> RankSeries:
@@ -164,6 +190,7 @@ def run_data_of(copy: Snapshot) -> RunData:
         stacks=stacks,
         layers=layers,
         hangs=hangs,
+        captures=() if copy.run_dir is None else read_captures(copy.run_dir, most=CAPTURES_JUDGED),
     )
 
 
@@ -222,6 +249,8 @@ def _by_ring(batches: Sequence[Slots]) -> dict[int, NDArray[np.uint8]]:
 # rules therefore judge the worst by each measure, those that failed or lag behind, and an even sample in order of
 # ranks.  The same numbers always give the same selection.
 
+PACE_RANKS = 64
+"""Ranks whose steps show whether the pace of the job changed."""
 MOST_JUDGED = 512
 WORST_PER_MEASURE = 16
 """The number of ranks selected by each measure."""
@@ -273,14 +302,38 @@ def _largest(values: NDArray[np.float32], count: int) -> NDArray[np.intp]:
 
 # -- evaluation loop --------------------------------------------------------------------------------------------------
 
-LEAST_S = 1.0
-"""The shortest time between two evaluations."""
-SHARE = 0.1
-"""The share of the time that evaluations may take."""
-TICK_S = 0.25
-"""The time between two rounds of intake."""
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How often rows are taken in and the rules are evaluated."""
+
+    least_s: float
+    """The shortest time between two evaluations."""
+    most_s: float
+    """The longest, however long an evaluation takes: somebody may wait for an alert."""
+    share: float
+    """The share of the time that evaluations may take."""
+    tick_s: float
+    """The time between two rounds of intake."""
+
+    def period_s(self, took_s: float) -> float:
+        return max(self.least_s, min(self.most_s, took_s / self.share))
+
+
+ATTENDED = Pace(least_s=1.0, most_s=float("inf"), share=0.1, tick_s=0.25)
+"""While somebody may read the run."""
+UNATTENDED = Pace(least_s=5.0, most_s=20.0, share=0.005, tick_s=2.0)
+"""While a hub is alone with its run: it shares the machine with the training, and agents write every two seconds."""
+CONFIRM_S = 2.0
+"""The time until the next evaluation if the last one found something for the first time: two have to agree."""
+CONFIRM_SHARE = 0.05
+EARLY_S = 3.0
+"""The shortest time until an evaluation because the pace of the job changed …"""
+EARLY_MOST = 4
+EARLY_LEAST_S = 0.1
+"""… of which so many may follow each other, or more if they take less than this time."""
 WATCHED_TICK_S = 0.1
-"""The same while a client is watching."""
+"""The time between two rounds of intake while a client is watching."""
 BACKLOG_S = 0.09
 """A poll that takes longer is catching up with hours of a run: the next follows almost at once."""
 BACKLOG_TICK_S = 0.02
@@ -300,16 +353,35 @@ class RuleLoop:
         most_judged: int = MOST_JUDGED,
         cpu_clock: Callable[[], float] = time.thread_time,
         history: FindingHistory | None = None,
+        unattended: Pace = ATTENDED,
+        threaded: bool = True,
     ) -> None:
+        """``history``: continue it.  ``unattended``: the pace while no client watches.
+
+        ``threaded``: whether to judge in a thread; without, nothing else happens in the event loop meanwhile.
+        """
         self._live = live
-        self._history = history
+        self.history = history
+        self.unattended = unattended
+        self.threaded = threaded
+        self.eager = False
+        """Whether a capture is in progress: rows are then taken in as often as while a client may read the run."""
+        self.captured = 0
+        """How many captures are over.  Each makes a finding say more, so the rules do not wait when it grows."""
+        self._continued = history is None
+        """Whether the hysteresis has what the history says was shown before the hub was started again."""
         self._most = most_judged
         self._cpu_clock = cpu_clock
         self._watched: tuple[Watched, ...] = ()
+        self._goodput: Table = None
         self._unseen = live.partial
         """Whether earlier steps went by unseen: then the first evaluation is preceded by one without the last steps."""
         self._attempt = live.registry.attempt
         self._seen: tuple[int, ...] = ()
+        self._captured = 0
+        """``captured`` in the last evaluation."""
+        self._early_s = EARLY_MOST * EARLY_LEAST_S
+        """How long early evaluations may take."""
 
     def move_to(self, live: LiveRun) -> None:
         """Continue on a model that has more of the same run; what was found stays found."""
@@ -321,9 +393,46 @@ class RuleLoop:
         await asyncio.sleep(first_s)
         while True:
             while not self._due():
-                await asyncio.sleep(TICK_S)
+                await asyncio.sleep(self.pace.tick_s)
             await self.evaluate()
-            await asyncio.sleep(max(LEAST_S, self._live.judged.period_s))
+            began_s = time.monotonic()
+            await self._pause()
+            earned_s = self.unattended.share * (time.monotonic() - began_s)
+            self._early_s = min(self._early_s + earned_s, EARLY_MOST * max(self._live.judged.took_s, EARLY_LEAST_S))
+
+    @property
+    def pace(self) -> Pace:
+        if self._live.watched:
+            return ATTENDED
+        return replace(self.unattended, tick_s=ATTENDED.tick_s) if self.eager else self.unattended
+
+    async def _pause(self) -> None:
+        """Wait until the next evaluation is due; a hang, a death or the end of a capture does not wait."""
+        began_s, alarms = time.monotonic(), _alarms(self._live)
+        new = any(not each.shown and each.finding.severity != "info" for each in self._watched)
+        confirmed_s = max(CONFIRM_S, self._live.judged.took_s / CONFIRM_SHARE) if new else float("inf")
+        while (
+            alarms == _alarms(self._live)
+            and self._captured == self.captured
+            and not self._changed(time.monotonic() - began_s)
+        ):
+            pace = self.pace
+            period_s = min(pace.period_s(self._live.judged.took_s), confirmed_s)
+            left_s = began_s + max(period_s, ATTENDED.least_s) - time.monotonic()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(left_s, pace.tick_s))
+
+    def _changed(self, waited_s: float) -> bool:
+        """Whether steps take much longer or shorter than before, and there is time for an early evaluation.
+
+        Looking takes a millisecond.  Early evaluations may take as much time as the others on average; a few are free.
+        """
+        took_s = self._live.judged.took_s
+        if waited_s < EARLY_S or self._early_s < took_s or not pace_changed(self._live):
+            return False
+        self._early_s -= took_s
+        return True
 
     async def evaluate(self) -> tuple[Change, ...]:
         """Evaluate once; return what changed.  Does nothing without a new step, hang or death since the last time."""
@@ -333,24 +442,28 @@ class RuleLoop:
             self._attempt, self._watched, self._seen = live.registry.attempt, (), ()
         if not self._due():
             return ()
-        self._seen = self._now()
+        self._seen, self._captured = self._now(), self.captured
         began = self._cpu_clock()
         copy = snapshot(live, select(live, self._most))
         copied_s = self._cpu_clock() - began
-        watched, changes, standing, tables, (collecting, first_step), judged_s = await asyncio.to_thread(
-            self._judge, copy
+        if self.history is not None and not self._continued:
+            self._continued = True
+            self._watched = self.history.watched(step=copy.step, attempt=self._attempt)
+        watched, changes, standing, tables, (collecting, first_step), judged_s = (
+            await asyncio.to_thread(self._judge, copy) if self.threaded else self._judge(copy)
         )
         self._watched = watched
         took_s = copied_s + judged_s
         shown = _shown(watched, copy)
-        if self._history is not None:
-            self._history.note(shown, step=copy.step, attempt=self._attempt)
+        if self.history is not None:
+            self.history.note(shown, step=copy.step, attempt=self._attempt)
         live.judge(
             Judged(
                 findings=shown,
                 standing=standing,
                 communication=tables[0],
                 throughput=tables[1],
+                goodput=self._goodput,
                 collecting=collecting,
                 first_step=first_step,
                 step=copy.step,
@@ -358,7 +471,7 @@ class RuleLoop:
                 of_ranks=copy.of_ranks,
                 evaluations=live.judged.evaluations + 1,
                 took_s=took_s,
-                period_s=max(LEAST_S, took_s / SHARE),
+                period_s=self.pace.period_s(took_s),
                 failed=live.judged.failed,
             )
         )
@@ -370,7 +483,7 @@ class RuleLoop:
         return self._now() != self._seen or live.registry.attempt != self._attempt or live.ended()
 
     def _now(self) -> tuple[int, ...]:
-        return self._live.frontier, *_told_of(self._live.run_dir)
+        return self._live.frontier, self.captured, *_told_of(self._live.run_dir)
 
     def _judge(
         self, copy: Snapshot
@@ -379,7 +492,8 @@ class RuleLoop:
         data = run_data_of(copy)
         if self._unseen:
             self._unseen = False
-            self._watched, _ = evaluate(_without_last(data, thresholds.CONFIRM_STEPS))
+            self._watched, _ = evaluate(_without_last(data, thresholds.CONFIRM_STEPS), self._watched)
+        self._goodput = ledger_document(copy.accounts, copy.meta, data.hangs)
         window = live_window(data)
         watched, changes = evaluate(data, self._watched, window)
         tables = communication_table(window), throughput_table(data, window, last_attempt(data.ranks))
@@ -405,12 +519,14 @@ async def keep_up(
     poll: Callable[[], object] | None = None,
     loop: RuleLoop | None = None,
     whole: Whole | None = None,
+    each_tick: Callable[[], None] | None = None,
 ) -> None:
     """Take in rows and digest steps a few times a second, and evaluate the rules now and then, until canceled.
 
     ``poll``: an additional source of rows, such as a tail.  A failing rule is a bug in Stepscope but must not stop the
     intake: the error is reported, and the rules run again after a while.  ``loop``: pass one to evaluate once more
     afterwards.  ``whole``: reads all of a run of which ``live`` has only the last steps, and takes its place.
+    ``each_tick``: called after each round.
     """
     loop = RuleLoop(live) if loop is None else loop
     judging = asyncio.create_task(loop.run())
@@ -433,12 +549,43 @@ async def keep_up(
             if judging.done():
                 live.judge(replace(live.judged, failed=repr(judging.exception())))
                 judging = asyncio.create_task(loop.run(first_s=AGAIN_S))
-            await asyncio.sleep(BACKLOG_TICK_S if backlog else WATCHED_TICK_S if live.watched else TICK_S)
+            if each_tick is not None:
+                each_tick()
+            await asyncio.sleep(BACKLOG_TICK_S if backlog else WATCHED_TICK_S if live.watched else loop.pace.tick_s)
     finally:
         tasks = [judging, *([] if reading is None else [reading])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def catch_up(live: LiveRun, poll: Callable[[], object], stop: threading.Event | None = None) -> None:
+    """Take in all that there is before the rules begin: in half of it they would find what is long over."""
+    while stop is None or not stop.is_set():
+        began_s = time.monotonic()
+        poll()
+        live.tick()
+        if time.monotonic() - began_s < BACKLOG_S:
+            return
+
+
+def pace_changed(live: LiveRun) -> bool:
+    """Whether the last steps take much longer or shorter than those of the window."""
+    planes = live.planes
+    steps = planes.complete()
+    steps = steps[steps <= live.frontier][-thresholds.LIVE_STEPS :]
+    if len(steps) < 2 * thresholds.PACE_RECENT_STEPS:
+        return False
+    columns = np.unique(np.linspace(0, planes.columns - 1, min(planes.columns, PACE_RANKS)).astype(np.intp))
+    block = np.ix_(planes.row_of(steps), columns)
+    wall = planes.arrays["wall_ns"][block].max(axis=1)
+    recent, usual = np.median(wall[-thresholds.PACE_RECENT_STEPS :]), np.median(wall)
+    return bool(max(recent, usual) > thresholds.PACE_CHANGED * min(recent, usual))
+
+
+def _alarms(live: LiveRun) -> tuple[int, ...]:
+    """What the next evaluation does not wait for: a hang, a death, the first value that is not finite."""
+    return *_told_of(live.run_dir), live.noted.not_finite
 
 
 def _told_of(run_dir: Path | None) -> tuple[int, ...]:

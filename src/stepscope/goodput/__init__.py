@@ -1,0 +1,16 @@
+"""Goodput: which part of a run's time was useful training, over all its attempts, and whether to start it again.
+
+    accounts        what each process of a run did, from its steps or from sums that the live hub keeps
+    ledger          the parts of the wall time by attempt, which add up to it; steps that were lost and repeated
+    jobs            several runs of one job: resubmitted by hand, or by Slurm
+    restart_advice  after a failure: restart, restart without a host, or stop
+
+Pure: no I/O, no clock.  docs/goodput.md has the definitions.
+"""
+
+from __future__ import annotations
+
+from stepscope.goodput.ledger import PARTS, Ledger, ledger_of
+from stepscope.goodput.restart_advice import Advice, advise
+
+__all__ = ["PARTS", "Advice", "Ledger", "advise", "ledger_of"]

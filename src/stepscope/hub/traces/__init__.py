@@ -1,0 +1,1 @@
+"""Traces in the page: which folders have some, and a worker process that makes their views."""
