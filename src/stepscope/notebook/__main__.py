@@ -25,7 +25,7 @@ from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
 from stepscope.hub.runs import Runs
 from stepscope.hub.server import Server
-from stepscope.ring.writer import process_start_ticks
+from stepscope.records.run_clock import process_start_ticks
 from stepscope.store.documents import HubFile, read_hub_file, remove_hub_file, write_hub_file
 from stepscope.store.paths import META
 

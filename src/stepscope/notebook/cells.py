@@ -25,13 +25,13 @@ from typing import Any
 
 from stepscope.cli.arguments import locate_run
 from stepscope.errors import NotARun, UsageError
-from stepscope.page.assets import page_link
+from stepscope.page.links import page_link
 from stepscope.recorder import api, bootstrap
 from stepscope.recorder.guard import warn
 from stepscope.recorder.identity import rank_from
 from stepscope.records.paths import ENV_RUN_DIR, helper_command, helper_environment
+from stepscope.records.run_clock import process_start_ticks
 from stepscope.records.text import TIME_IN_NAME, default_name, printable
-from stepscope.ring.writer import process_start_ticks
 from stepscope.store.file_io import read_document
 from stepscope.store.paths import META, REPORT_FILE, SUMMARY
 
