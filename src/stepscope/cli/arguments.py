@@ -1,56 +1,42 @@
-"""Arguments that several commands share: the RUN, types of option values, and the nearest name for one not found."""
+"""Arguments that several commands share: the RUN, a folder or an archive of runs, types of option values."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepscope.errors import NotARun, UsageError
-from stepscope.records.text import say
-from stepscope.store.catalog import newest_run
+from stepscope.records.text import bytes_text, did_you_mean, say
 from stepscope.store.paths import META
+
+if TYPE_CHECKING:
+    from stepscope.archive.location import ArchiveUrl
+    from stepscope.store.catalog import RunEntry
 
 __all__ = [
     "RUNS_FOLDER",
     "RUN_HELP",
+    "RUN_OR_URL_HELP",
     "amount",
     "count",
-    "did_you_mean",
     "existing",
     "locate_run",
     "names_in",
-    "nearest",
     "port_number",
+    "run_or_url",
     "run_path",
     "runs_in",
+    "runs_of_folder",
+    "served_folder",
     "whole_number",
 ]
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
-
-ALIKE = 0.65
-"""Similarity from which a name is suggested for a mistyped one (``difflib``)."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known name that was probably meant; empty if none is similar."""
-    names = list(known)
-    begun = [name for name in names if word.strip("-") and name.startswith(word)]
-    if len(begun) == 1:
-        return begun[0]
-    bare = {name.lstrip("-").lower(): name for name in reversed(names)}
-    close = difflib.get_close_matches(word.lstrip("-").lower(), bare, n=1, cutoff=ALIKE)
-    return bare[close[0]] if close else ""
-
-
-def did_you_mean(word: str, known: Iterable[str], form: str = "{}") -> str:
-    """``; did you mean NAME?`` for the end of a message, or nothing; ``form`` is how the name is shown."""
-    name = nearest(word, known)
-    return f"; did you mean {form.format(name)}?" if name else ""
 
 
 def names_in(folder: Path) -> list[str]:
@@ -72,11 +58,28 @@ def existing(path: Path) -> Path:
 # -- RUN --------------------------------------------------------------------------------------------------------------
 
 RUN_HELP = "a run directory, or the name of one in runs/ (default: the newest run in runs/)"
+RUN_OR_URL_HELP = "a run directory, the name of one in runs/, or an archived run (default: the newest run in runs/)"
 RUNS_FOLDER = Path("runs")
 
 
-def locate_run(path: Path | None, *, prefer_live: bool = False) -> Path:
-    """The path, or the run of that name in ``runs/``; without a path the newest run there, which is printed."""
+_SHORTENED_URL = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
+"""What ``Path`` makes of an address."""
+
+
+def run_or_url(text: str) -> Path | ArchiveUrl:
+    """Type of a path that may also be the address of an archive, or of a run in it."""
+    from stepscope.archive.location import is_url, parse_url
+
+    return parse_url(text) if is_url(text) else Path(text)
+
+
+def locate_run(path: Path | ArchiveUrl | None, *, prefer_live: bool = False) -> Path:
+    """The path, or the run of that name in ``runs/``; without a path the newest run there, which is printed.
+
+    Of an archived run, a copy on this disk.
+    """
+    from stepscope.store.catalog import newest_run  # the launcher loads this module, and looks for no run
+
     if path is None:
         newest = newest_run(RUNS_FOLDER, prefer_live=prefer_live)
         if newest is None:
@@ -90,10 +93,16 @@ def locate_run(path: Path | None, *, prefer_live: bool = False) -> Path:
     return found
 
 
-def run_path(path: Path) -> Path:
-    """The path, or the run of that name in ``runs/``; NotARun if neither exists."""
+def run_path(path: Path | ArchiveUrl) -> Path:
+    """The path, or the run of that name in ``runs/``; NotARun if neither exists.  Of an archived run, a copy."""
+    if not isinstance(path, Path):
+        return _fetched(path)
     if path.exists():
         return path
+    if _SHORTENED_URL.match(str(path)):
+        raise UsageError(
+            f"{path}: this command reads runs on disk; list, report, compare, history, sql and serve take URLs"
+        )
     named = RUNS_FOLDER / path
     if named.is_dir():
         return named
@@ -103,6 +112,61 @@ def run_path(path: Path) -> Path:
     runs = [*runs_in(RUNS_FOLDER), *runs_in(Path())]
     hint = did_you_mean(str(path), runs) or ("; `stepscope list` shows all runs" if runs else "")
     raise NotARun(f"no run named {path}: looked for {path} and {named} in {Path.cwd()}{hint}")
+
+
+def _fetched(url: ArchiveUrl) -> Path:
+    """An archived run, copied to this disk as far as it is not there."""
+    from stepscope.archive.cache import Archive
+    from stepscope.cli.output import progress_bar
+
+    with progress_bar(f"fetching {url.name}", bytes_text) as progress:
+        return Archive(url.parent, os.environ).run(url.name, progress=progress)
+
+
+def runs_of_folder(folder: Path | ArchiveUrl) -> list[RunEntry]:
+    """The runs in it, newest first, read with a progress bar; what cannot be read is reported."""
+    from stepscope.cli.output import progress_bar
+    from stepscope.store.catalog import list_runs
+
+    if not isinstance(folder, Path):
+        return _runs_of_archive(folder)
+    if folder != RUNS_FOLDER and not existing(folder).is_dir():
+        raise UsageError(f"{folder} is not a folder")
+    with progress_bar("reading runs") as tell:
+        entries, problems = list_runs(folder, progress=tell)
+    for problem in problems:
+        say(problem)
+    return entries
+
+
+def _runs_of_archive(url: ArchiveUrl) -> list[RunEntry]:
+    from stepscope.archive.cache import Archive
+
+    archive = Archive(url, os.environ)
+    entries, problems = archive.entries()
+    for problem in problems:
+        say(problem)
+    if not entries and archive.is_run():
+        raise UsageError(f"{url} is a run; `stepscope report {url}` shows it, and {url.parent} is its archive")
+    return entries
+
+
+def served_folder(path: Path | None, *, other_content: Callable[[Path], bool] | None = None) -> Path:
+    """The folder of runs, or the run, or the run of that name in runs/; without a path ``runs/``.
+
+    ``other_content``: whether a folder without runs has traces, for a command that shows them.
+    """
+    if path is None and not RUNS_FOLDER.exists():
+        raise UsageError(f"there is no folder {RUNS_FOLDER.absolute()}; specify a run or a folder of runs")
+    path = run_path(RUNS_FOLDER if path is None else path)
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a folder")
+    if not any((path / name).exists() for name in (META, *(f"{child.name}/{META}" for child in path.iterdir()))):
+        if other_content is None:
+            say(f"no runs in {path} yet; specify a run or a folder of runs")
+        elif not other_content(path):
+            say(f"no runs and no traces in {path} yet; specify a run, a folder of runs, or a folder of traces")
+    return path
 
 
 def runs_in(folder: Path) -> list[str]:

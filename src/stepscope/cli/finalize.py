@@ -30,9 +30,8 @@ from stepscope.store.live.logs import copy_rest
 from stepscope.store.liveness import clock_ahead_s, processes_alive, read_lease, sealing_barred
 from stepscope.store.load import open_run
 from stepscope.store.locks import writing_barred
-from stepscope.store.paths import REPORT_FILE
+from stepscope.store.paths import ARCHIVED, REPORT_FILE
 from stepscope.store.sealed.seal import needs_seal, seal
-from stepscope.terminal.drawing import finding_line
 
 __all__ = ["finalize_run", "follow_run"]
 
@@ -86,7 +85,7 @@ def _finalize(
     ahead = alive and clock_ahead_s(run_dir, read_meta(run_dir)) > 0
     barred = None if alive and not ahead else _barred(run_dir, made_here=made_here, quiet=quiet)
     alive = alive and (not ahead or barred is not None)
-    if barred:
+    if barred and not (run_dir / ARCHIVED).is_file():
         problems.append(f"Nothing in {run_dir} was changed: {barred}.")
     ours = not alive and barred is None
     fresh = ours and needs_seal(run_dir)
@@ -205,5 +204,7 @@ def follow_run(run_dir: Path) -> None:
 
 
 def _change_line(change: Change) -> str:
+    from stepscope.terminal.drawing import finding_line  # loads rich, 2 MB that the summary does without
+
     finding = change.finding
     return finding_line(change.step, finding.severity, finding.title, withdrawn=change.what == "withdrawn")

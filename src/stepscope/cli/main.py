@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stepscope import __version__
-from stepscope.cli.arguments import did_you_mean, nearest
 from stepscope.cli.launch.command import split_job
 from stepscope.cli.streams import PatientStream, open_missing_streams
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.records.text import say
+from stepscope.records.text import did_you_mean, nearest, say
 
 __all__ = [
     "ALIASES",
@@ -43,7 +42,9 @@ COMMANDS = (
     "run",
     "demo",
     "watch",
+    "alerts",
     "report",
+    "incident",
     "list",
     "compare",
     "gate",
@@ -51,13 +52,20 @@ COMMANDS = (
     "sweep",
     "tag",
     "delete",
+    "archive",
     "sql",
+    "goodput",
+    "advise",
     "memory",
     "snapshot",
+    "capture",
+    "export",
     "trace",
     "flight",
     "whatif",
     "serve",
+    "mcp",
+    "slack",
     "token",
     "audit",
     "key",
@@ -68,9 +76,9 @@ COMMANDS = (
 """In the order in which a new user meets them."""
 OWN = {"help": "show this help, or that of a command", "version": "print the version"}
 """Commands without a module, and their help: ``help run`` is ``run --help``, ``version`` is ``--version``."""
-EXPERIMENTS = ("compare", "gate", "history", "sweep", "tag", "delete")
+EXPERIMENTS = ("compare", "gate", "history", "sweep", "tag", "delete", "archive")
 """Commands about many runs."""
-ANALYSES = ("memory", "snapshot", "trace", "flight", "whatif")
+ANALYSES = ("goodput", "advise", "memory", "snapshot", "capture", "export", "trace", "flight", "whatif")
 """Commands that analyze what Stepscope or other tools recorded."""
 HIDDEN = ("attach",)
 """Started by Stepscope, not by users."""

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope import __version__
-from stepscope.cli.arguments import RUNS_FOLDER, existing
 from stepscope.errors import UsageError
-from stepscope.page.assets import UNBUILT, is_built, pack, report_file
+from stepscope.page.assets import explain_unbuilt, is_built, pack, report_file
 from stepscope.records.files import replaced
-from stepscope.records.text import Progress, duration_text, printable, say
-from stepscope.store.catalog import RunEntry, list_runs
+from stepscope.records.text import Progress, duration_text, printable
 
 __all__ = [
     "format_table",
@@ -25,7 +23,6 @@ __all__ = [
     "progress_bar",
     "protect_inputs",
     "require_page",
-    "runs_of_folder",
     "write_page",
     "write_text",
 ]
@@ -120,17 +117,6 @@ def progress_bar(
         bar.clear()
 
 
-def runs_of_folder(folder: Path) -> list[RunEntry]:
-    """The runs in it, newest first, read with a progress bar; what cannot be read is reported."""
-    if folder != RUNS_FOLDER and not existing(folder).is_dir():
-        raise UsageError(f"{folder} is not a folder")
-    with progress_bar("reading runs") as tell:
-        entries, problems = list_runs(folder, progress=tell)
-    for problem in problems:
-        say(problem)
-    return entries
-
-
 class _ProgressBar:
     def __init__(self, doing: str, amount: Callable[[int], str] | None, clock: Callable[[], float]) -> None:
         self._doing = doing
@@ -184,11 +170,11 @@ def protect_inputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> No
 def require_page(path: Path | None) -> None:
     """Raise UsageError if a page is to be written and was not built; before the work whose result it would show."""
     if path is not None and not is_built():
-        raise UsageError(f"cannot write {path}: {UNBUILT}")
+        raise UsageError(f"cannot write {path}: {explain_unbuilt()}")
 
 
 def write_page(path: Path, document: Mapping[str, Any]) -> None:
-    """Write the page with a document of ``reports/page_documents.py`` inside."""
+    """Write the page with a document of ``reports/page/documents.py`` inside."""
     text = json.dumps(
         {"stepscope": __version__, "made_wall_ns": time.time_ns(), "report": document},
         separators=(",", ":"),
@@ -196,7 +182,7 @@ def write_page(path: Path, document: Mapping[str, Any]) -> None:
     )
     made = report_file(title=document["name"], data=pack(text.encode()))
     if made is None:
-        raise UsageError(f"cannot write {path}: {UNBUILT}")
+        raise UsageError(f"cannot write {path}: {explain_unbuilt()}")
     _write(path, made)
 
 

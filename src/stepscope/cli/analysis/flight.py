@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         problems=reading.problems,
     )
     if args.html is not None:
-        from stepscope.reports.page_documents import flight_page
+        from stepscope.reports.page.documents import flight_page
 
         write_page(args.html, flight_page(document, name=page_name(args.paths)))
     if args.json:

@@ -1,7 +1,7 @@
 """``stepscope snapshot``: ask a running rank for a snapshot of CUDA's memory allocator, for torch's own viewer.
 
-The rank finds the request next to its ring after one of its next steps (``recorder/layers/memory_dump.py``), so only a
-process on this machine can be asked.
+The rank reads the request next to its ring after one of its next steps, because the ring's request word has changed
+(``recorder/layers/memory_dump.py``), so only a process on this machine can be asked.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from stepscope.records.paths import ANSWER_SUFFIX, ASK_SUFFIX, SNAPSHOT_SUFFIX, 
 from stepscope.records.text import bytes_text, duration_text
 from stepscope.ring import RingReader
 from stepscope.ring.reader import RingHeader
+from stepscope.ring.requests import announce_request
 from stepscope.store.documents import read_meta
 from stepscope.store.file_io import read_document
 from stepscope.store.liveness import is_local, process_alive, session_of
@@ -179,6 +180,8 @@ def request_snapshot(
     began_s = now_s()
     state = ""
     try:
+        if not announce_request(ring):
+            raise RunError(f"rank {rank} ended before it answered")
         with progress_bar(f"waiting for rank {rank}", lambda s: f"{s} s") as tell:
             while True:
                 reply = _read(answer)
@@ -206,7 +209,7 @@ def _silent(rank: int, state: str, waited_s: float) -> str:
         return f"rank {rank} recorded its history but has not ended a step since; it may hang (`stepscope watch`)"
     return (
         f"rank {rank} has not answered within {duration_text(waited_s)}: a rank checks for requests after a step, "
-        "about once a second. If steps are longer, raise --wait; a hung rank cannot answer (`stepscope watch`)"
+        "about twice a second. If steps are longer, raise --wait; a hung rank cannot answer (`stepscope watch`)"
     )
 
 

@@ -15,6 +15,7 @@ from stepscope.cli.arguments import count, existing
 from stepscope.cli.output import page_name, progress_bar, protect_inputs, require_page, write_page
 from stepscope.errors import TraceError, UsageError
 from stepscope.records.files import replaced
+from stepscope.records.text import say
 
 if TYPE_CHECKING:
     from stepscope.traces.engine import Options
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from stepscope.traces.model.tables import Table
     from stepscope.traces.path.whatif import Change, WhatIf
 
-__all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
+__all__ = ["EPILOG", "HELP", "add_arguments", "analyze_traces", "more_words", "run", "unread_files"]
 
 
 # -- operations on traces ---------------------------------------------------------------------------------------------
@@ -33,20 +34,18 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 def analyze_traces(files: Sequence[Path], passed_over: Sequence[str], options: Options, engine: str) -> JobAnalysis:
     """Analyze all ranks that ``find_traces`` found; an unreadable file is a notice, unless there is no other."""
     from stepscope.records.text import bytes_text
-    from stepscope.traces.engine import Problem, analyze_paths, engine_named
-    from stepscope.traces.findings import analyze_job
-    from stepscope.traces.job import one_per_rank
+    from stepscope.traces.engine import engine_named
+    from stepscope.traces.trace_set import analyze_files
 
     with progress_bar("reading traces", bytes_text) as progress:
-        found = analyze_paths(
-            files, options, engine_named(engine), lambda _files, _all, read, total: progress(read, total)
+        return analyze_files(
+            files, passed_over, options, engine_named(engine), lambda _files, _all, read, total: progress(read, total)
         )
-    problems = [outcome.message for outcome in found if isinstance(outcome, Problem)]
-    analyses = [outcome for outcome in found if not isinstance(outcome, Problem)]
-    if not analyses:
-        raise TraceError(problems[0] + (f" (and {len(problems) - 1} more such files)" if len(problems) > 1 else ""))
-    ranks, chosen = one_per_rank(analyses)
-    return analyze_job(ranks, [*passed_over, *problems, *chosen.notices], mixed=chosen.mixed)
+
+
+def unread_files(job: JobAnalysis, files: Sequence[Path]) -> int:
+    """How many of the files could not be read; those that were left out on purpose do not count."""
+    return sum(any(notice.startswith(f"{path}: ") for notice in job.notices) for path in files)
 
 
 def parse_changes(words: Sequence[str]) -> list[Change]:
@@ -88,6 +87,23 @@ def write_tables(job: JobAnalysis, folder: Path) -> None:
 
     of_job = (job.distributed, *job.collectives.tables.values())
     write_csv(folder, {analysis.rank: analysis.tables for analysis in job.ranks}, of_job)
+
+
+def lay_out(job: JobAnalysis, folder: Path) -> None:
+    """Write the ranks' traces where TensorBoard's profiler plugin finds them."""
+    from stepscope.records.text import count_text
+    from stepscope.traces.tensorboard import write_tensorboard
+
+    files, notices = write_tensorboard(((analysis.rank, analysis.meta) for analysis in job.ranks), folder)
+    for notice in notices:
+        say(notice)
+    say(f"{folder}: {count_text(len(files), 'trace')}; view with: tensorboard --logdir {folder.parent}")
+
+
+def run_name(path: Path) -> str:
+    """The name of the run in TensorBoard: that of the folder, or of the file without its endings."""
+    name = path.resolve().name
+    return name if path.is_dir() else name.split(".")[0] or "trace"
 
 
 def write_timeline(job: JobAnalysis, options: Options, out: Path) -> None:
@@ -133,7 +149,7 @@ def _reopen_traces(job: JobAnalysis, options: Options, only: int | None = None) 
 HELP = "analyze profiler traces: where time is spent, which ranks wait, what to change"
 EPILOG = """\
 Reads traces of torch.profiler (.json, .json.gz, .json.zst) and Nsight Systems (`nsys export --type sqlite`): one file,
-one per rank, or a folder of them; the ranks are taken from the files' contents (docs/traces.md).
+one per rank, or a folder of them; ranks are in the files' contents, or else in their names (docs/traces.md).
 
 examples:
   stepscope trace trace.json.gz                          one rank
@@ -142,6 +158,7 @@ examples:
   stepscope trace traces/ --json                         the result as JSON
   stepscope trace traces/ --perfetto merged.json.gz      one timeline of all ranks on one clock, for ui.perfetto.dev
   stepscope trace new/ --against old/                    what became slower or faster, and why
+  stepscope trace traces/ --watch                        one verdict per recording that arrives, until Ctrl-C
   stepscope trace traces/ --what-if comm=hidden          the step time after a change
 """
 WIDEST = 120
@@ -156,6 +173,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--csv", metavar="DIR", type=Path, help="write every table as a CSV file into this folder")
     parser.add_argument("--perfetto", metavar="FILE", type=Path, help="write all ranks as one timeline (.json.gz)")
+    parser.add_argument(
+        "--tensorboard", metavar="DIR", type=Path, help="lay the traces out for TensorBoard's profiler plugin"
+    )
+    parser.add_argument(
+        "--ncu",
+        metavar="FILE",
+        type=Path,
+        help="add what Nsight Compute measured of kernels (ncu --csv), by their names",
+    )
+    parser.add_argument(
+        "--watch", action="store_true", help="analyze recordings that arrive in the folder PATH; ends with Ctrl-C"
+    )
     parser.add_argument("--last-step", action="store_true", help="include the last profiler step")
     parser.add_argument("--no-cache", action="store_true", help="do not read or write the cache")
     parser.add_argument("--against", metavar="PATH", type=Path, nargs="+", help="earlier traces to compare with")
@@ -185,12 +214,18 @@ def run(args: argparse.Namespace) -> int:
 
     for path in (*args.paths, *(args.against or ())):
         existing(path)
+    if args.watch:
+        return _watch(args)
     require_page(args.html)
     changes = parse_changes(args.what_if)
     options = _options(args)
     found, found_before = find_traces(args.paths), find_traces(args.against or ())
     protect_inputs([args.html, args.perfetto, *tables_in(args.csv)], [*found[0], *found_before[0]])
     job = analyze_traces(*found, options, args.engine)
+    if args.ncu is not None:
+        from stepscope.traces.nsight_compute import read_ncu, with_ncu
+
+        job = with_ncu(job, read_ncu(existing(args.ncu)), args.ncu)
     before = analyze_traces(*found_before, options, args.engine) if args.against else None
     document = document_of(job, before=before)
     if changes:
@@ -199,13 +234,24 @@ def run(args: argparse.Namespace) -> int:
         write_tables(job, args.csv)
     if args.perfetto is not None:
         write_timeline(job, options, args.perfetto)
+    if args.tensorboard is not None:
+        lay_out(job, args.tensorboard / run_name(args.paths[0]))
     if args.html is not None:
-        from stepscope.reports.page_documents import trace_page
+        from stepscope.reports.page.trace_views import trace_page
 
         top, timeline = args.top or ROWS_ON_A_PAGE, page_timeline(job, options)
         write_page(args.html, trace_page(document, name=page_name(args.paths), top=top, timeline=timeline))
     _print(document, args)
     return 0
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from stepscope.cli.analysis.trace_watch import watch_folder
+
+    files = (args.html, args.csv, args.perfetto, args.tensorboard, args.ncu, args.against, args.what_if)
+    if len(args.paths) > 1 or any(files):
+        raise UsageError("--watch takes one folder, and of the other options --json, --last-step and --no-cache")
+    return watch_folder(args.paths[0], _options(args), as_json=args.json)
 
 
 def _options(args: argparse.Namespace) -> Options:

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.arguments import RUNS_FOLDER
+from stepscope.cli.arguments import RUNS_FOLDER, run_or_url
 from stepscope.cli.main import COMMANDS, OWN, build_parser, command_module, command_parser
 from stepscope.store.paths import META
 
@@ -73,7 +73,7 @@ def _describe_value(action: argparse.Action) -> None:
         )
     elif words:
         action.choices = words
-    elif action.type is Path or metavar == "FILE":
+    elif action.type in (Path, run_or_url) or metavar == "FILE":
         _complete_with(action, _function("dir", FOLDERS) if metavar.lower() == "dir" else _function("file", FILES))
 
 

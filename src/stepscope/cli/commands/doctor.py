@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from stepscope import __version__
+from stepscope.errors import UsageError
+from stepscope.page.assets import explain_unbuilt, is_built
 from stepscope.records.files import PRIVATE
 from stepscope.records.paths import session_root
 from stepscope.records.redaction import REDACTED, kept_environment
@@ -53,10 +55,19 @@ def run(args: argparse.Namespace) -> int:
 def checks(runs: Path) -> Iterator[Check]:
     yield Check(state="good", what=f"stepscope {__version__}, Python {sys.version.split()[0]}, {sys.platform}")
     yield _torch()
+    if not is_built():
+        yield Check(state="weak", what="no page and no report.html", advice=explain_unbuilt())
+    if importlib.util.find_spec("stepscope.traces.reading.native_scan") is None:
+        yield Check(
+            state="weak",
+            what="traces are read by Python alone, at less than half the speed",
+            advice="no C compiler was found when Stepscope was installed; install gcc, then Stepscope again",
+        )
     yield _shared_memory()
     yield from _stale_sessions()
     yield _runs(runs)
     yield from privacy_checks(runs)
+    yield _alerts()
     yield _gpu()
     yield _pidfd()
     yield from _injection()
@@ -153,6 +164,23 @@ def _others_can_read(run_dir: Path) -> bool:
         return bool(run_dir.stat().st_mode & 0o055)
     except OSError:
         return False
+
+
+def _alerts() -> Check:
+    """Whether a job that is started here would send alerts; says where a secret is, never what it is."""
+    from stepscope.alerts.settings import receiver_text
+    from stepscope.alerts.settings_files import load_settings
+
+    try:
+        settings = load_settings(Path.cwd(), (), os.environ)
+    except UsageError as error:
+        return Check(state="bad", what=f"alerts: {error}")
+    if not settings.sends:
+        return Check(state="good", what="alerts are sent nowhere; `stepscope run --alert slack` changes that")
+    names = "; ".join(f"{name} ({receiver_text(receiver)})" for name, receiver in settings.receivers.items())
+    return Check(
+        state="good", what=f"alerts are sent to {names}", advice="`stepscope alerts check` tries to reach them"
+    )
 
 
 def _gpu() -> Check:

@@ -8,13 +8,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from stepscope.cli.arguments import RUNS_FOLDER, count, did_you_mean
-from stepscope.cli.output import format_table, runs_of_folder
+from stepscope.cli.arguments import RUNS_FOLDER, count, run_or_url, runs_of_folder
+from stepscope.cli.output import format_table
 from stepscope.errors import UsageError
-from stepscope.records.text import count_text, printable
+from stepscope.records.text import count_text, did_you_mean, printable
 from stepscope.reports.layout import MARKS
 from stepscope.store.catalog import RunEntry
 
@@ -28,6 +27,7 @@ examples:
   stepscope list --status failed --status crashed    those that failed or crashed
   stepscope list --sort severity                     the most severe verdict first
   stepscope list --tag baseline                      those with a tag (see `stepscope tag`)
+  stepscope list s3://bucket/team                    archived runs (see `stepscope archive`)
 
 Before each verdict: ✖ critical, ▲ warning, ● information, ✔ nothing is wrong.
 """
@@ -60,7 +60,12 @@ ORDERS: dict[str, Callable[[RunEntry], Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "dir", metavar="DIR", type=Path, nargs="?", default=RUNS_FOLDER, help="folder of runs (default: runs)"
+        "dir",
+        metavar="DIR",
+        type=run_or_url,
+        nargs="?",
+        default=RUNS_FOLDER,
+        help="folder of runs, or an archive such as s3://bucket/prefix (default: runs)",
     )
     parser.add_argument(
         "--status",

@@ -16,15 +16,18 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.cli.arguments import port_number, run_path
+from stepscope.archive.location import ArchiveUrl
+from stepscope.cli.arguments import port_number, run_or_url, run_path, served_folder
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.page.assets import opened_in_browser, page_link
+from stepscope.page.assets import explain_unbuilt, is_built, opened_in_browser
+from stepscope.page.links import page_link
 from stepscope.records.files import private_folder
 from stepscope.records.text import count_text, say
-from stepscope.store.catalog import UserHub, announced, find_user_hub, known_folders
 from stepscope.store.paths import META
+from stepscope.store.user_runs import UserHub, announced, find_user_hub, known_folders
 
 if TYPE_CHECKING:
+    from stepscope.archive.cache import Archive
     from stepscope.hub.api.auth import TrustedProxy
     from stepscope.hub.audit import AuditLog
     from stepscope.hub.server import Server
@@ -32,11 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
-HELP = "serve a run, a folder of runs, or all your runs over HTTP"
+HELP = "serve a run, a folder of runs or traces, or all your runs over HTTP"
 EPILOG = """\
 examples:
   stepscope serve                       the runs in runs/, on this machine only
   stepscope serve runs/NAME             one run
+  stepscope serve traces/               traces of torch.profiler or Nsight Systems that belong to no run
+  stepscope serve s3://bucket/team      archived runs (see `stepscope archive`)
   stepscope serve --open                also open the page in your browser
   stepscope serve --all                 all your runs in all folders, on a fixed port; `stepscope run` links to it
   stepscope serve --host 0.0.0.0        for other machines, too: TLS with a generated certificate
@@ -46,7 +51,6 @@ On a terminal it prints a link that opens the page and signs you in.  Every requ
 in a file that only you can read.  Each start makes a new token, except with --all or a --token-file, which keep it:
   curl -H "Authorization: Bearer $(cat ~/.config/stepscope/serve-7070.token)" http://127.0.0.1:7070/api/v1/runs
 """
-DEFAULT = Path("runs")
 DEFAULT_PORT = 7070
 ALL_PORT = 7071
 """Of ``--all``: another one, so that a hub that always runs does not get in the way of ``stepscope serve DIR``."""
@@ -59,7 +63,13 @@ OPENING_S = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dir", metavar="DIR", type=Path, nargs="?", help="a run, or a folder of runs (default: runs)")
+    parser.add_argument(
+        "dir",
+        metavar="DIR",
+        type=run_or_url,
+        nargs="?",
+        help="a run, a folder of runs, a folder of traces, or an archive such as s3://bucket/prefix (default: runs)",
+    )
     parser.add_argument(
         "--all",
         action="store_true",
@@ -108,6 +118,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _has_traces(folder: Path) -> bool:
+    from stepscope.hub.traces.folders import trace_folders
+
+    return bool(trace_folders(folder))
+
+
 def run(args: argparse.Namespace) -> int:
     import uvloop
 
@@ -123,7 +139,12 @@ def run(args: argparse.Namespace) -> int:
         port = ALL_PORT if args.all else DEFAULT_PORT
     options = HubOptions(host=host, port=port, tls=not args.no_tls, certificate=args.tls_cert, key=args.tls_key)
     trusted = _trusted(args.trust_header, args.proxy_user, outside=outside)
-    folder = None if args.all else _served(DEFAULT if args.dir is None else args.dir)
+    archive = None
+    if isinstance(args.dir, ArchiveUrl):
+        archive = _archive(args)
+        folder = run_path(args.dir) if archive is None else None
+    else:
+        folder = None if args.all else served_folder(args.dir, other_content=_has_traces)
     with (
         listen(host, port, in_use=IN_USE) as listening,
         _token(args.token_file, listening.getsockname()[1], persistent=args.all) as (place, token),
@@ -135,27 +156,25 @@ def run(args: argparse.Namespace) -> int:
         run_name = _name_of(folder) if folder is not None else ""
         try:
             with _announced(url, place, token, tls) if args.all else nullcontext():
-                _tell(_what(folder), url, run_name, place, token)
+                _tell(_what(folder) if archive is None else str(archive.url), url, run_name, place, token)
                 if tls is not None:
                     _tell_certificate(tls, own=options.certificate is not None)
                 with _shown(page_link(url, run_name, token)) if args.open else nullcontext():
-                    uvloop.run(_serve(args, folder, listening, token, tls, trusted))
+                    uvloop.run(_serve(args, folder, archive, listening, token, tls, trusted))
         finally:
             if tls is not None:
                 tls.remove()
     return 0
 
 
-def _served(path: Path) -> Path:
-    """The folder, or the run of that name in runs/."""
-    if path == DEFAULT and not path.exists():
-        raise UsageError(f"there is no folder {path.absolute()}; specify a run or a folder of runs")
-    path = run_path(path)
-    if not path.is_dir():
-        raise UsageError(f"{path} is not a folder")
-    if not any((path / name).exists() for name in (META, *(f"{child.name}/{META}" for child in path.iterdir()))):
-        say(f"no runs in {path} yet; specify a run or a folder of runs")
-    return path
+def _archive(args: argparse.Namespace) -> Archive | None:
+    """The archive to serve; None if it is a run.  An error now rather than on the page if it cannot be read."""
+    from stepscope.archive.cache import Archive
+
+    if args.accept:
+        raise UsageError("--accept needs a folder on disk to receive into; an archive is only read")
+    archive = Archive(args.dir, os.environ)
+    return None if archive.is_run() else archive
 
 
 def _check_all(args: argparse.Namespace) -> None:
@@ -224,7 +243,8 @@ def _token(fixed: Path | None, port: int, *, persistent: bool = False) -> Iterat
 
     ``kept``: keep ours, too, so that links and sessions stay valid after a restart.
     """
-    from stepscope.wire.handshake import kept_secret, key_path
+    from stepscope.records.files import key_path
+    from stepscope.wire.handshake import kept_secret
 
     if fixed is None and persistent:
         fixed = key_path(os.environ).with_name(ALL_TOKEN_FILE)
@@ -248,6 +268,8 @@ def _name_of(folder: Path) -> str:
 def _tell(what: str, url: str, run: str, place: Path, token: str) -> None:
     """Print the URL to standard output, also for programs; on a terminal, print the link that signs in."""
     say(f"serving {what}; Ctrl-C to stop")
+    if not is_built():
+        say(f"only the HTTP API: {explain_unbuilt()}")
     say(f"the token is in {place}")
     print(page_link(url, run, token) if sys.stdout.isatty() else url, flush=True)
 
@@ -265,7 +287,7 @@ def _shown(link: str) -> Iterator[None]:
         yield
 
 
-def _audit(folder: Path | None, fixed: Path | None) -> AuditLog:
+def _audit(served: str, fixed: Path | None) -> AuditLog:
     """The audit log, outside the served folder, which may belong to another user or to a run on another host."""
     from stepscope.hub.audit import AuditLog, audit_path
 
@@ -273,12 +295,13 @@ def _audit(folder: Path | None, fixed: Path | None) -> AuditLog:
     if fixed is None:
         with suppress(OSError):  # the log reports that it cannot be written
             private_folder(path.parent)
-    return AuditLog(path=path, about={"served": "all runs" if folder is None else str(folder.resolve())})
+    return AuditLog(path=path, about={"served": served})
 
 
 async def _serve(
     args: argparse.Namespace,
     folder: Path | None,
+    archive: Archive | None,
     listening: socket.socket,
     token: str,
     tls: TlsFiles | None,
@@ -292,8 +315,14 @@ async def _serve(
     from stepscope.hub.runs import Runs, open_ahead
     from stepscope.hub.server import Server
 
-    runs = Runs.of_user(lambda: known_folders(os.environ)) if folder is None else Runs.of_folder(folder)
-    refusals, audit = Refusals(), _audit(folder, args.audit_log)
+    if archive is not None:
+        from stepscope.hub.archived_runs import ArchivedRuns
+
+        runs: Runs = ArchivedRuns(archive)
+    else:
+        runs = Runs.of_user(lambda: known_folders(os.environ)) if folder is None else Runs.of_folder(folder)
+    served = "all runs" if folder is None else str(folder.resolve())
+    refusals, audit = Refusals(), _audit(served if archive is None else str(archive.url), args.audit_log)
     fingerprint = tls.fingerprint if tls is not None else b""
     agents = None
     if args.accept:
@@ -307,7 +336,7 @@ async def _serve(
         trusted=trusted,
         audit=audit,
     )
-    app = make_app(runs, readers, agents, refusals=refusals, changes=not args.read_only)
+    app = make_app(runs, readers, agents, refusals=refusals, changes=not args.read_only and archive is None)
     server = Server(app, listening, tls=tls, refusals=refusals)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

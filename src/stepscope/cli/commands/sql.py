@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.arguments import RUN_HELP, RUNS_FOLDER, amount, locate_run, runs_in
+from stepscope.archive.location import ArchiveUrl
+from stepscope.cli.arguments import RUN_OR_URL_HELP, RUNS_FOLDER, amount, locate_run, run_or_url, run_path, runs_in
 from stepscope.cli.output import format_table, progress_bar
 from stepscope.errors import TraceError, UsageError
 from stepscope.records.text import printable, say
@@ -36,7 +37,9 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", type=Path, metavar="RUN", nargs="*", help=f"{RUN_HELP}; or traces, or folders of them")
+    parser.add_argument(
+        "paths", type=run_or_url, metavar="RUN", nargs="*", help=f"{RUN_OR_URL_HELP}; or traces, or folders of them"
+    )
     parser.add_argument("sql", metavar="SQL", help="the query (DuckDB's SQL)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="comma-separated values instead of a table")
@@ -52,12 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
     """Accept ``sql traces/ --csv QUERY``: the last word is the query."""
-    args.paths += map(Path, [args.sql, *words[:-1]])
+    args.paths += map(run_or_url, [args.sql, *words[:-1]])
     args.sql = words[-1]
 
 
 def run(args: argparse.Namespace) -> int:
-    result = _query(args.paths, args.sql, args.timeout)
+    paths = [run_path(path) if isinstance(path, ArchiveUrl) else path for path in args.paths]
+    result = _query(paths, args.sql, args.timeout)
     if args.json:
         rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
         print(json.dumps(rows, indent=2, default=str))

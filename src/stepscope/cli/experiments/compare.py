@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.cli.arguments import run_path
+from stepscope.archive.location import ArchiveUrl
+from stepscope.cli.arguments import run_or_url, run_path
 from stepscope.cli.output import progress_bar, protect_inputs, write_page
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "add_input_arguments", "read_input
 
 HELP = "compare two runs: is one slower, by how much, in which phase and on which rank"
 EPILOG = """\
-An input is a run directory, the name of a run in runs/, a summary.json, or CSV or JSON with one number per step from
-any logger. With more than two inputs, the last is compared with all others: several baselines show how much runs of
-this job differ anyway. With two runs, further runs of the first in its folder (same command and commit, or same tag)
-are used as baselines, too, unless you say --only (docs/compare.md).
+An input is a run directory, the name of a run in runs/, an archived run (s3://bucket/prefix/RUN), a summary.json, or
+CSV or JSON with one number per step from any logger. With more than two inputs, the last is compared with all others:
+several baselines show how much runs of this job differ anyway. With two runs, further runs of the first in its folder
+(same command and commit, or same tag) are used as baselines, too, unless you say --only (docs/compare.md).
 
 examples:
   stepscope compare before after               two runs in runs/
@@ -43,7 +44,7 @@ READERS = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "inputs", metavar="RUN|FILE", type=Path, nargs="+", help="the baselines, then the run to compare"
+        "inputs", metavar="RUN|FILE", type=run_or_url, nargs="+", help="the baselines, then the run to compare"
     )
     add_input_arguments(parser)
     parser.add_argument(
@@ -66,7 +67,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 
 def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
     """Accept ``compare A --json B``: B is an input as well."""
-    args.inputs += map(Path, words)
+    args.inputs += map(run_or_url, words)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_inputs(paths: Sequence[Path], args: argparse.Namespace) -> list[Input]:
+def read_inputs(paths: Sequence[Path | ArchiveUrl], args: argparse.Namespace) -> list[Input]:
     from stepscope.compare import read_input
 
     found = [run_path(path) for path in paths]

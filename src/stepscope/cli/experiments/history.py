@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import os
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from stepscope.cli.arguments import RUNS_FOLDER, count
-from stepscope.cli.output import format_table, runs_of_folder
+from stepscope.archive.location import ArchiveUrl
+from stepscope.cli.arguments import RUNS_FOLDER, count, run_or_url, runs_of_folder
+from stepscope.cli.output import format_table, progress_bar
 from stepscope.errors import UsageError
 from stepscope.records.text import count_text, ms_text, printable
 from stepscope.store.catalog import RunEntry
@@ -39,7 +40,12 @@ BAR_CELLS = 16
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "dir", metavar="DIR", type=Path, nargs="?", default=RUNS_FOLDER, help="folder of runs (default: runs)"
+        "dir",
+        metavar="DIR",
+        type=run_or_url,
+        nargs="?",
+        default=RUNS_FOLDER,
+        help="folder of runs, or an archive such as s3://bucket/prefix (default: runs)",
     )
     parser.add_argument(
         "--last", type=count("runs"), default=20, metavar="N", help="use the newest N runs (default: 20)"
@@ -66,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"no runs in {args.dir}{filtered}")
     like, others = (found, []) if args.any_command else same_job(found)
     chosen = sorted(like, key=lambda entry: -entry.created_wall_ns)[: args.last]
+    if isinstance(args.dir, ArchiveUrl):
+        chosen = _with_summaries(args.dir, chosen)
     document = history_document(*history_points(chosen))
     document["command"] = None if args.any_command else list(chosen[0].command)
     document["other_commands"] = len(others)
@@ -74,6 +82,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(printable(_markdown(document) if args.markdown else _text(document), keep="\n"))
     return 0
+
+
+def _with_summaries(url: ArchiveUrl, entries: Sequence[RunEntry]) -> list[RunEntry]:
+    from stepscope.archive.cache import Archive
+
+    with progress_bar("fetching summaries") as progress:
+        return Archive(url, os.environ).summaries(entries, progress=progress)
 
 
 def _matches(entry: RunEntry, tags: Sequence[str], pattern: str | None) -> bool:

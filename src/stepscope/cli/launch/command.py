@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepscope.cli.arguments import did_you_mean, names_in
+from stepscope.cli.arguments import names_in
 from stepscope.errors import UsageError
 from stepscope.recorder.identity import is_launcher
+from stepscope.records.text import did_you_mean
 
 __all__ = [
     "MASTER_PORT",

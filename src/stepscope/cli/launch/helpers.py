@@ -6,20 +6,23 @@ is a pipe on which it sends JSON objects, one per line. It inherits nothing else
 
 The hub is a child of the first node's launcher: where it listens, when it starts, how it ends.
 
-The launcher owns the listening socket. For a job on one node the socket listens on loopback, and the hub starts only
-when this user or root connects; until then it costs nothing. The kernel reports the owner of a connection
-(``hub/transport.py``); connections of other users are closed and start no process next to the training. For a job on
-several nodes the hub runs from the start. A hub that dies is restarted on the same socket, so that clients that
-connected in between only wait; its data is on disk.
+The launcher owns the listening socket. For a job on one node the socket listens on loopback, and the hub starts when
+the job has run for some seconds, so that a short script pays nothing, or when somebody connects; at once if alerts are
+configured. It judges the run, and loads its server only when this user or root connects. The kernel reports the owner
+of a connection (``hub/transport.py``); connections of other users are closed. For a job on several nodes the hub runs
+from the start. A hub that dies is restarted on the same socket, so that clients that connected in between only wait;
+its data is on disk.
 """
 
 from __future__ import annotations
 
+import base64
 import errno
 import fcntl
 import json
 import os
-import secrets
+import select
+import shlex
 import signal
 import socket
 import stat
@@ -27,14 +30,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.agent.hangs.on_hang import HangPolicy
 from stepscope.cli.streams import closed_at_start
 from stepscope.errors import HubError, RunError, UsageError
-from stepscope.hub.transport import peer_uid
+from stepscope.page.links import page_link
 from stepscope.records.paths import helper_command, helper_environment
 from stepscope.records.text import say
 from stepscope.store.documents import HubFile, RunStatus, end_run, remove_hub_file, write_hub_file
@@ -46,6 +48,8 @@ __all__ = [
     "DEFAULT_PORT",
     "ENDING",
     "AgentChild",
+    "ExportOptions",
+    "ExporterChild",
     "Helper",
     "HubChild",
     "HubLink",
@@ -53,13 +57,13 @@ __all__ = [
     "JobEnd",
     "Mask",
     "OutputForwarder",
+    "SenderChild",
     "aborted_end",
     "certificate_of",
     "forget_signals",
     "host_of",
     "job_end",
     "listen",
-    "may_start",
     "open_hub",
     "output_targets",
     "spawn",
@@ -72,9 +76,7 @@ __all__ = [
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_FD = 3
-"""Number, in the helper, of the descriptor that is passed on …"""
-CALLER_FD = 4
-"""… and of a second one, for one start only."""
+"""Number, in the helper, of the descriptor that is passed on."""
 _CHUNK = 1 << 16
 _LONGEST = 1 << 20
 
@@ -91,8 +93,11 @@ class Helper:
         without: str,
         forgiven_s: float = float("inf"),
         passed: int = -1,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """``without`` describes the consequence if the helper is missing; ``passed`` is passed on as ``PASSED_FD``.
+
+        ``variables`` are added to its environment: a process list does not show them to other users.
 
         ``starts`` is the maximum number of starts in total; a helper that lives for ``forgiven_s`` resets the count.
         """
@@ -102,6 +107,7 @@ class Helper:
         self._without = without
         self._forgiven_s = forgiven_s
         self._passed = passed
+        self._variables = dict(variables or {})
         self._started_s = 0.0
         self._mask: Mask = set()
         self._pid = 0
@@ -117,8 +123,8 @@ class Helper:
     def running(self) -> bool:
         return self._pid != 0
 
-    def start(self, mask: Mask, *, caller: int = -1) -> None:
-        """Start the process. ``mask``: the mask before ``signals_held``; ``caller``: passed on as ``CALLER_FD``."""
+    def start(self, mask: Mask) -> None:
+        """Start the process. ``mask``: the mask before ``signals_held``."""
         self._mask = mask
         self.started += 1
         self._started_s = time.monotonic()
@@ -129,9 +135,7 @@ class Helper:
             streams: tuple[int, ...] = (reading, writing)
             if self._passed >= 0:
                 streams = (*streams, self._passed)
-            words = [*self._command, *(("--caller-fd", str(CALLER_FD)) if caller >= 0 else ())]
-            streams = (*streams, caller) if caller >= 0 else streams
-            self._pid = spawn(words, helper_environment(os.environ), mask, streams)
+            self._pid = spawn(self._command, {**helper_environment(os.environ), **self._variables}, mask, streams)
         except OSError as error:
             self._close()
             say(f"the {self._what} cannot be started ({error.strerror}); {self._without}")
@@ -222,10 +226,10 @@ def spawn(
 ) -> int:
     """Start a process with our previous signal mask; with ``streams``, out of reach of our terminal.
 
-    The third and fourth of ``streams`` are descriptors to pass on, not standard error. ``terminal``, if given, becomes
-    all three standard streams of the process.
+    The third of ``streams`` is a descriptor to pass on, not standard error. ``terminal``, if given, becomes all three
+    standard streams of the process.
     """
-    targets = (0, 1, PASSED_FD, CALLER_FD)
+    targets = (0, 1, PASSED_FD)
     actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(streams or (), targets, strict=False)]
     actions += [(os.POSIX_SPAWN_DUP2, terminal, target) for target in (0, 1, 2) if terminal >= 0]
     if streams is None and terminal < 0:
@@ -452,20 +456,120 @@ class OutputForwarder:
             os.close(self._output)
 
 
+# -- sender of alerts -------------------------------------------------------------------------------------------------
+# It delivers what the hub puts into the outbox. At the end of the job it gets a moment; then it continues by itself,
+# for a limited time, and nobody waits for it.
+
+SENDER_STARTS = 5
+SENDER_END_S = 3.0
+
+
+class SenderChild:
+    def __init__(self, run_dir: Path, variables: Mapping[str, str]) -> None:
+        """``variables``: the settings of alerts, with secrets."""
+        self._helper = Helper(
+            "sender of alerts",
+            ["stepscope.alerts.sender", "--run-dir", str(run_dir)],
+            starts=SENDER_STARTS,
+            without=f"alerts stay in {run_dir / 'alerts'}",
+            forgiven_s=FORGIVEN_S,
+            variables=variables,
+        )
+        self._gone = False
+
+    def start(self, mask: Mask) -> None:
+        self._helper.start(mask)
+        self._gone = not self._helper.running
+
+    def keep_alive(self) -> None:
+        if not self._gone and self._helper.over():
+            self._gone = not self._helper.restart()
+
+    def finish(self, end: JobEnd) -> None:
+        """Report that the job is over, and give the last messages a moment."""
+        self.keep_alive()
+        if self._helper.running:
+            self._helper.tell({"end": end.to_dict()})
+            self._helper.wait(time.monotonic() + SENDER_END_S, patient=False)
+
+
+# -- exporter ---------------------------------------------------------------------------------------------------------
+# It writes the run to trackers. If it dies it is not restarted: a tracker would get a second run.
+
+EXPORTER_END_S = 60.0
+"""Time that it gets, once the summary is written, for the last rows and the files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    words: tuple[str, ...] = ()
+    """Destinations as of ``run --to``, checked."""
+    link: str = ""
+    """Address of the hub whose page is linked to; empty: the run's own."""
+
+
+class ExporterChild:
+    def __init__(self, run_dir: Path, options: ExportOptions, hub_url: str) -> None:
+        to = shlex.join([run_dir.as_posix(), "--to", ",".join(options.words)])
+        self._repeat = f"`stepscope export {to}` writes all of it"
+        self._log = run_dir / "logs" / "export.log"
+        places = [part for word in options.words for part in ("--to", word)]
+        places += ["--page", page_link(options.link or hub_url, run_dir.name)]
+        self._helper = Helper(
+            "exporter",
+            ["stepscope.integrations.beside_job", "--run-dir", str(run_dir), *places],
+            starts=1,
+            without=self._repeat,
+        )
+        self._gone = False
+
+    def start(self, mask: Mask) -> None:
+        self._helper.start(mask)
+        self._gone = not self._helper.running
+
+    def keep_alive(self) -> None:
+        if not self._gone and self._helper.over():
+            self._gone = True
+            say(f"the exporter ended early ({self._log}); {self._repeat}")
+
+    def finish(self, *, quiet: bool) -> None:
+        """Let it write the end of a run whose summary is there; report what became of it."""
+        if self._helper.running:
+            began_s = time.monotonic()
+            self._helper.tell({"end": True})
+            if not self._helper.wait(began_s + SAY_AFTER_S):
+                if not quiet:
+                    say("exporting the rest … (Ctrl-C: stop waiting)")
+                forget_signals()
+                if not self._helper.wait(began_s + EXPORTER_END_S, patient=False):
+                    self._helper.end(1.0)
+                    say(f"the export did not finish; {self._repeat}")
+        for outcome in (each for word in self._helper.messages() for each in word.get("exported") or ()):
+            where = f"{outcome['destination']['tool']}"
+            if outcome["problem"]:
+                say(f"{where}: {outcome['problem']}; {self._repeat}")
+            elif not quiet:
+                say(f"{where}: {outcome['where']}")
+
+
 # -- hub --------------------------------------------------------------------------------------------------------------
 
 DEFAULT_PORT = 29_555
+HUB_AFTER_S = 15.0
+"""How long a job on one node runs before its hub starts: a short script pays nothing."""
 HUB_STARTS = 5
-FORGIVEN_S = 600.0
+FORGIVEN_S = 60.0
 """A hub that lived this long does not count as one that keeps dying."""
+HUB_RETRY_S = 10.0
+"""After that many deaths the next start waits this long: somebody may rely on its alerts."""
+HUB_END_STARTS = 3
+"""How often a hub that dies at the end of the job is started again."""
 HUB_END_S = 75.0
 """Time that the hub gets to wait for the last data of other nodes and write it; the hub limits itself as well."""
 ALONE_END_S = 16.0
 """The same without other nodes."""
 HUB_GRACE_S = 5.0
 _BACKLOG = 4096
-_AT_ONCE = 256
-"""Maximum number of refused connections per check."""
 _ANYWHERE = ("", "0.0.0.0", "::")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HIGH_FD = 10
@@ -475,6 +579,8 @@ _HIGH_FD = 10
 @dataclass(frozen=True, kw_only=True)
 class HubOptions:
     off: bool = False
+    only: bool = False
+    """Whether this node has the hub and no job."""
     host: str = ""
     """Empty: loopback for one node, every interface for several."""
     port: int | None = None
@@ -497,42 +603,67 @@ class HubChild:
     """A listening socket, and the hub process behind it if one runs."""
 
     def __init__(
-        self, run_dir: Path, listening: socket.socket, *, name: str, nnodes: int, tls: TlsFiles | None, shown: str
+        self,
+        run_dir: Path,
+        listening: socket.socket,
+        *,
+        name: str,
+        nnodes: int,
+        tls: TlsFiles | None,
+        shown: str,
+        variables: Mapping[str, str] | None = None,
+        after_s: float = HUB_AFTER_S,
     ) -> None:
-        """``name`` is the requested name of the run; ``shown`` is the URL for users and other nodes."""
+        """``name`` is the requested name of the run; ``shown`` is the URL for users and other nodes.
+
+        ``variables`` are added to the hub's environment: the settings of alerts. ``after_s``: when the hub of one node
+        starts; 0: with the job.
+        """
         self._run_dir = run_dir
         self._fd = fcntl.fcntl(listening, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
         self._several = nnodes > 1
         self._tls = tls
         self._mask: Mask = set()
-        self._lost = False
+        self._dying = False
+        """Whether it was reported that the hub keeps dying."""
+        self._start_at_s = 0.0 if self._several else after_s
+        """When the hub is due; before ``start``, how long after it."""
         words = ["stepscope.hub", "--run-dir", str(run_dir), "--fd", str(PASSED_FD), "--nnodes", str(nnodes)]
         words += [f"--name={name}"]
         if tls is not None:
             words += ["--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
         without = "the other nodes keep their data" if self._several else "the run is still recorded"
-        self._helper = Helper("hub", words, starts=HUB_STARTS, without=without, forgiven_s=FORGIVEN_S, passed=self._fd)
+        self._helper = Helper(
+            "hub",
+            words,
+            starts=HUB_STARTS,
+            without=without,
+            forgiven_s=FORGIVEN_S,
+            passed=self._fd,
+            variables=variables,
+        )
         self.url = shown
 
     def start(self, mask: Mask) -> None:
         self._mask = mask
-        if self._several:
-            self._start()
+        self._start_at_s += time.monotonic()
+        self.keep_alive()
 
     def keep_alive(self) -> None:
-        """Start the hub if a client connects, or restart it if it died; called about once a second."""
-        if self._lost:
-            return
+        """Start the hub if it is due or a client connects, or restart it if it died; called about once a second."""
         if self._helper.running:
             if self._helper.over():
                 self._gone()
-        elif (caller := self._caller()) is not None:
-            self._start(caller)
+        elif time.monotonic() >= self._start_at_s or (not self._helper.started and self._connected()):
+            self._helper.start(self._mask)
+            self._start_at_s = float("inf") if self._helper.over() else time.monotonic() + HUB_RETRY_S
 
     def finish(self, end: JobEnd, *, quiet: bool = False) -> None:
         """Tell the hub that this node's job is over, and wait until it has received the rest from the other nodes."""
         if self._helper.running:
             self.keep_alive()
+        elif self._helper.started:
+            self._helper.start(self._mask)  # it kept dying; once more, for the end
         if self._helper.running:
             if not self._several:
                 # Lets the hub conclude for its viewers; if the run is not writable, the error is reported when we
@@ -540,7 +671,13 @@ class HubChild:
                 with suppress(RunError):
                     end_run(self._run_dir, exit_code=end.exit_code, status=end.status)
             self._helper.tell({"end": end.to_dict()})
-            self._await_end(quiet=quiet)
+            self._await_end(end, quiet=quiet)
+        self.close()
+
+    def leave(self) -> None:
+        """Stop without an end: another hub continues the run."""
+        if self._helper.running:
+            self._helper.end(HUB_GRACE_S)
         self.close()
 
     def close(self) -> None:
@@ -552,11 +689,20 @@ class HubChild:
             if self._tls is not None:
                 self._tls.remove()
 
-    def _await_end(self, *, quiet: bool) -> None:
+    def _await_end(self, end: JobEnd, *, quiet: bool) -> None:
+        starts = 1
         until_s = time.monotonic() + (HUB_END_S if self._several else ALONE_END_S)
         awaited: list[Any] = []
         forget_signals()
-        while not self._helper.over() and time.monotonic() < until_s:
+        while time.monotonic() < until_s:
+            if self._helper.over():
+                if self._helper.exit_code == 0 or starts >= HUB_END_STARTS:
+                    return
+                starts += 1  # it was killed, perhaps before it had judged the end of the job
+                self._helper.start(self._mask)
+                if not self._helper.running:
+                    return
+                self._helper.tell({"end": end.to_dict()})
             for word in self._helper.messages():
                 waiting = word.get("waiting")
                 if isinstance(waiting, list) and waiting and not awaited and not quiet:
@@ -568,57 +714,38 @@ class HubChild:
         if not self._helper.over():
             self._helper.end(HUB_GRACE_S)
 
-    def _start(self, caller: socket.socket | None = None) -> None:
-        """Start the hub. ``caller``: a connection already accepted here, which the hub answers."""
-        fd = -1 if caller is None else fcntl.fcntl(caller, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
-        try:
-            self._helper.start(self._mask, caller=fd)
-        finally:
-            if caller is not None:
-                os.close(fd)
-                caller.close()
-        self._lost = not self._helper.running
-
     def _gone(self) -> None:
         """Handle a hub that ended: normally, after a long time without requests, or by dying."""
         if self._helper.exit_code == 0 and not self._several:
             self._helper.started = 0
+            self._helper.start(self._mask)
             return
-        say(f"the hub died ({_how(self._helper.exit_code or 0)}); restarting it")
-        self._lost = not self._helper.restart()
+        if not self._dying:
+            say(f"the hub died ({_how(self._helper.exit_code or 0)}); restarting it")
+            self._dying = not self._helper.restart()
+        self._start_at_s = time.monotonic() + HUB_RETRY_S
 
-    def _caller(self) -> socket.socket | None:
-        """The first connection that may start the hub; earlier ones that may not are closed."""
-        with socket.socket(fileno=os.dup(self._fd)) as listening:
-            listening.setblocking(False)
-            port = listening.getsockname()[1]
-            for _ in range(_AT_ONCE):
-                try:
-                    caller, peer = listening.accept()
-                except OSError:
-                    return None
-                if may_start(peer_uid(peer[0], peer[1], port), loopback=_is_loopback(listening)):
-                    return caller
-                caller.close()
-        return None
+    def _connected(self) -> bool:
+        """Whether a connection waits to be accepted."""
+        waiting = select.poll()
+        waiting.register(self._fd, select.POLLIN)
+        return bool(waiting.poll(0))
 
 
-def may_start(uid: int | None, *, loopback: bool) -> bool:
-    """Whether a connection of that user (see ``peer_uid``) may start the hub.
-
-    Any connection from another machine may, if the user had the hub listen there; also if the owner is unknown.
-    """
-    return uid in (None, 0, os.getuid()) or (uid == -1 and not loopback)
-
-
-def _is_loopback(listening: socket.socket) -> bool:
-    return ip_address(listening.getsockname()[0]).is_loopback
-
-
-def open_hub(run_dir: Path, options: HubOptions, *, name: str, nnodes: int, address: str) -> HubChild:
+def open_hub(
+    run_dir: Path,
+    options: HubOptions,
+    *,
+    name: str,
+    nnodes: int,
+    address: str,
+    variables: Mapping[str, str] | None = None,
+    at_once: bool = False,
+) -> HubChild:
     """Listen, make a certificate if needed, write ``hub.json``; raises HubError or UsageError.
 
-    ``address`` is this node's address, for clients on other machines.
+    ``address`` is this node's address, for clients on other machines; ``variables``: see ``HubChild``. ``at_once``: the
+    hub starts with the job.
     """
     several = nnodes > 1
     host = options.host or ("" if several else _LOOPBACK[0])
@@ -633,14 +760,28 @@ def open_hub(run_dir: Path, options: HubOptions, *, name: str, nnodes: int, addr
         local = url_of(_LOOPBACK[0] if host in _ANYWHERE else host, port, tls=tls is not None)
         shown = url_of(address or socket.gethostname(), port, tls=tls is not None) if outside else local
         fingerprint = tls.fingerprint.hex() if tls is not None else ""
-        write_hub_file(run_dir, HubFile(url=local, token=secrets.token_urlsafe(32), fingerprint=fingerprint))
-        return HubChild(run_dir, listening, name=name, nnodes=nnodes, tls=tls, shown=shown)
+        write_hub_file(run_dir, HubFile(url=local, token=_token(), fingerprint=fingerprint))
+        return HubChild(
+            run_dir,
+            listening,
+            name=name,
+            nnodes=nnodes,
+            tls=tls,
+            shown=shown,
+            variables=variables,
+            after_s=0.0 if at_once else HUB_AFTER_S,
+        )
     except OSError as error:
         if tls is not None:
             tls.remove()
         raise HubError(f"cannot write hub.json: {error.strerror}") from error
     finally:
         listening.close()
+
+
+def _token() -> str:
+    """The same as ``secrets.token_urlsafe(32)``, whose module loads OpenSSL."""
+    return base64.urlsafe_b64encode(os.urandom(32)).rstrip(b"=").decode()
 
 
 def listen(host: str, port: int, *, in_use: str = "") -> socket.socket:

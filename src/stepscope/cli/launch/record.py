@@ -2,7 +2,7 @@
 
 What the launcher does depends on its node:
 
-    only node        run directory, agent, summary; a hub as soon as a user connects
+    only node        run directory, agent, summary; a hub after some seconds, or as soon as a user connects
     first of several the same, with a hub from the start, which receives the other nodes; the summary covers all nodes
     other node       a spool, which the agent sends to the hub; no summary, since it would cover only a part of the run
     Slurm task       the first task of a node does one of the above; the others start their rank in its run
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from stepscope import __version__
 from stepscope.agent.hangs.on_hang import HangPolicy
@@ -31,12 +31,15 @@ from stepscope.cli.launch.helpers import (
     DEFAULT_PORT,
     ENDING,
     AgentChild,
+    ExporterChild,
+    ExportOptions,
     HubChild,
     HubLink,
     HubOptions,
     JobEnd,
     Mask,
     OutputForwarder,
+    SenderChild,
     aborted_end,
     host_of,
     job_end,
@@ -47,18 +50,22 @@ from stepscope.cli.launch.helpers import (
     watched_signals,
     worst_end,
 )
-from stepscope.cli.launch.live_view import LiveView, why_no_screen, why_no_terminal
-from stepscope.cli.launch.slurm_tasks import Leader, Member
 from stepscope.errors import HubError, RingNoSpace, RunError, UsageError
-from stepscope.page.assets import page_link
+from stepscope.page.links import page_link
 from stepscope.recorder.identity import rank_from
 from stepscope.records.files import PRIVATE
 from stepscope.records.paths import (
+    ENV_ALERT,
+    ENV_ALERT_SETTINGS,
+    ENV_CAPTURE,
     ENV_CLAIM,
     ENV_CLAIMANT,
     ENV_CLOCK,
+    ENV_KEY,
     ENV_LAYERS,
     ENV_NATIVE,
+    ENV_NVTX,
+    ENV_PROFILE,
     ENV_RUN_DIR,
     ENV_SESSION,
     ENV_SWITCH,
@@ -69,12 +76,17 @@ from stepscope.records.paths import (
 )
 from stepscope.records.run_clock import environment_of
 from stepscope.records.text import say
-from stepscope.store.catalog import add_folder, change_labels, find_user_hub, run_id
 from stepscope.store.create import RunPaths, create_run, discard_run
 from stepscope.store.documents import end_run, read_hub_file, read_meta
 from stepscope.store.liveness import process_alive
 from stepscope.store.paths import HUB, META, REPORT_FILE
-from stepscope.wire.handshake import ENV_KEY, load_keys
+from stepscope.store.user_runs import add_folder, find_user_hub, run_id
+
+if TYPE_CHECKING:
+    from stepscope.alerts.settings import AlertSettings
+    from stepscope.archive.location import ArchiveUrl
+    from stepscope.cli.launch.live_view import LiveView
+    from stepscope.cli.launch.slurm_tasks import Leader, Member
 
 __all__ = ["JobOptions", "record"]
 
@@ -154,6 +166,10 @@ class JobServices:
     others: OtherTasks | None = None
     view: LiveView | None = None
     forwarder: OutputForwarder | None = None
+    sender: SenderChild | None = None
+    exporter: ExporterChild | None = None
+    left_open: int | None = None
+    """Exit code with which the job leaves the run to a successor, which concludes it."""
 
     def start(self, mask: Mask) -> None:
         self.agent.start(mask)
@@ -161,6 +177,10 @@ class JobServices:
             self.forwarder.start(mask)
         if self.hub is not None:
             self.hub.start(mask)
+        if self.sender is not None:
+            self.sender.start(mask)
+        if self.exporter is not None:
+            self.exporter.start(mask)
         if self.view is not None:
             self.view.start(mask)
 
@@ -171,6 +191,10 @@ class JobServices:
             self.forwarder.keep_alive()
         if self.hub is not None:
             self.hub.keep_alive()
+        if self.sender is not None:
+            self.sender.keep_alive()
+        if self.exporter is not None:
+            self.exporter.keep_alive()
         return TEND_S if self.view is None else self.view.keep_alive()
 
     def typed(self, caught: signal.struct_siginfo) -> bool:
@@ -218,7 +242,12 @@ def supervise(
         end_orphans(services.session)
     services.agent.finish(whole, quiet=quiet)
     if services.hub is not None:
-        services.hub.finish(whole, quiet=quiet)
+        if own.exit_code == services.left_open:
+            services.hub.leave()
+        else:
+            services.hub.finish(whole, quiet=quiet)
+    if services.sender is not None:
+        services.sender.finish(whole)
     if services.view is not None:
         services.view.close()
     return own, whole
@@ -329,6 +358,18 @@ class JobOptions:
     """Whether to keep output of native code, which then passes through files."""
     layers: str | None = None
     """When the ranks look at their model's layers; None: they decide."""
+    profile: str | None = None
+    """Captures on schedule, checked (``records/capture.py``)."""
+    nvtx: bool = False
+    """Label steps and phases for other profilers."""
+    capture: str = ""
+    """``off``, ``2``, ``keep=10GB``; empty: as the environment says."""
+    alerts: AlertSettings | None = None
+    """What is sent when something is wrong, and to whom; None: nothing."""
+    export: ExportOptions = field(default_factory=ExportOptions)
+    """The trackers that the run is written to."""
+    archive: ArchiveUrl | None = None
+    """Where the run is copied when it is over."""
     hint: str = ""
     """Printed if the job fails before its first step; the cause may be a misplaced option."""
 
@@ -343,6 +384,8 @@ def record(job: JobOptions) -> int:
     if os.environ.get(ENV_SWITCH) == "0":
         _run_unrecorded(job)
     if job.shared and job.step is not None:
+        from stepscope.cli.launch.slurm_tasks import Leader, Member
+
         try:
             return _lead(job, Leader(job.step)) if job.step.task_here == 0 else _follow(job, Member(job.step))
         except RingNoSpace as error:
@@ -374,7 +417,9 @@ def _record(job: JobOptions, leader: Leader | None) -> int:
     link = _link(job)
     name = f"{job.name}.node{job.nodes.rank}" if job.nodes.rank else job.name
     try:
-        paths = create_run(job.root, name, job.command, version=__version__, mode=job.mode, more=_meta(job, link))
+        paths = _continued(job, link) or create_run(
+            job.root, name, job.command, version=__version__, mode=job.mode, more=_meta(job, link)
+        )
     except RunError as error:
         if leader is not None:
             leader.refuse(str(error))
@@ -394,7 +439,17 @@ def _record(job: JobOptions, leader: Leader | None) -> int:
     agent = AgentChild(paths.run_dir, paths.session, job.on_hang, link)
     view = _open_view(job, paths.run_dir, hub) if job.live else None
     forwarder = _open_forwarder(paths.run_dir) if job.native_output else None
-    services = JobServices(session=paths.session, agent=agent, hub=hub, others=leader, view=view, forwarder=forwarder)
+    services = JobServices(
+        session=paths.session,
+        agent=agent,
+        hub=hub,
+        others=leader,
+        view=view,
+        forwarder=forwarder,
+        sender=_open_sender(job, paths.run_dir) if hub is not None else None,
+        exporter=ExporterChild(paths.run_dir, job.export, hub.url) if job.export.words and hub is not None else None,
+        left_open=_left_open(job),
+    )
     with signals_held() as mask:
         try:
             environment = _environment(job, paths.run_dir, paths.session)
@@ -413,14 +468,46 @@ def _record(job: JobOptions, leader: Leader | None) -> int:
                 leader.refuse(str(error))
             discard_run(paths)
             raise
-        if link is not None and link.sends:
+        if own.exit_code == services.left_open:
+            say(f"other nodes still record; the next `stepscope run --hub-only` with this name continues {paths.name}")
+        elif link is not None and link.sends:
             _hand_over(paths, whole, link, agent, quiet=job.quiet)
         else:
             _conclude(paths.run_dir, whole, quiet=job.quiet, hint=job.hint)
+            _pass_on(job, paths.run_dir, services, mask)
     return own.exit_code
 
 
+def _continued(job: JobOptions, link: HubLink | None) -> RunPaths | None:
+    """The unfinished run of a hub without a job, if this is its successor."""
+    if not job.hub.only or job.name is None:
+        return None
+    from stepscope.cli.launch.other_nodes import continue_run
+
+    return continue_run(job.root, job.name, _meta(job, link))
+
+
+def _left_open(job: JobOptions) -> int | None:
+    if not job.hub.only:
+        return None
+    from stepscope.cli.launch.other_nodes import LEFT_OPEN
+
+    return LEFT_OPEN
+
+
+def _pass_on(job: JobOptions, run_dir: Path, services: JobServices, mask: Mask) -> None:
+    """Export the end of the run, and archive it: in this order, since the export writes a log into it."""
+    if services.exporter is not None:
+        services.exporter.finish(quiet=job.quiet)
+    if job.archive is not None:
+        from stepscope.cli.launch.archiving import archive_at_end
+
+        archive_at_end(_short(run_dir), job.archive, mask, quiet=job.quiet)
+
+
 def _label(run_dir: Path, tags: Sequence[str]) -> None:
+    from stepscope.store.catalog import change_labels
+
     try:
         change_labels(run_dir, add=tags, made_here=True)
     except (RunError, UsageError) as error:
@@ -485,6 +572,8 @@ def _link(job: JobOptions) -> HubLink | None:
     """Link of this node to the hub of its run; None for a single node, for ``--no-hub`` and without a usable key."""
     if not job.nodes.several or job.hub.off:
         return None
+    from stepscope.wire.handshake import load_keys
+
     try:
         load_keys(os.environ)
     except UsageError as error:
@@ -501,7 +590,18 @@ def _open_hub(job: JobOptions, paths: RunPaths, link: HubLink | None) -> tuple[H
         return None, link
     nnodes = job.nodes.count if link is not None else 1
     try:
-        hub = open_hub(paths.run_dir, job.hub, name=paths.wanted, nnodes=nnodes, address=job.nodes.address)
+        hub = open_hub(
+            paths.run_dir,
+            job.hub,
+            name=paths.wanted,
+            nnodes=nnodes,
+            address=job.nodes.address,
+            variables={
+                **_alert_variables(job, secrets=False),
+                **({ENV_CAPTURE: job.capture} if job.capture else {}),
+            },
+            at_once=_sends_alerts(job),
+        )
     except (HubError, UsageError) as error:
         alone = "; this node is recorded separately" if link is not None else ""
         say(f"{error}{alone or '; the run is still recorded'}")
@@ -512,8 +612,27 @@ def _open_hub(job: JobOptions, paths: RunPaths, link: HubLink | None) -> tuple[H
     return hub, HubLink(url=here.url, run=link.run, node=link.node, nnodes=link.nnodes)
 
 
+def _open_sender(job: JobOptions, run_dir: Path) -> SenderChild | None:
+    return SenderChild(run_dir, _alert_variables(job, secrets=True)) if _sends_alerts(job) else None
+
+
+def _sends_alerts(job: JobOptions) -> bool:
+    return job.alerts is not None and job.alerts.sends
+
+
+def _alert_variables(job: JobOptions, *, secrets: bool) -> dict[str, str]:
+    """The settings for the hub and the sender; without any they use the defaults."""
+    if job.alerts is None:
+        return {}
+    from stepscope.alerts.settings import settings_variables
+
+    return settings_variables(job.alerts, secrets=secrets)
+
+
 def _open_view(job: JobOptions, run_dir: Path, hub: HubChild | None) -> LiveView | None:
     """Open the live view; None, and a message with the reason, if that is not possible."""
+    from stepscope.cli.launch.live_view import LiveView, why_no_screen, why_no_terminal
+
     why = why_no_terminal() or why_no_screen()
     if job.nodes.rank:
         why = "it is on node 0"
@@ -544,6 +663,8 @@ def _meta(job: JobOptions, link: HubLink | None) -> dict[str, Any]:
         found["nnodes"] = job.nodes.count
     if link is not None and link.sends:
         found["hub"] = link.to_dict()
+    if job.hub.only:
+        found["command"] = ["stepscope", "run", "--hub-only"]
     if not job.html:
         found["html"] = False
     if job.max_disk is not None:
@@ -608,8 +729,14 @@ def _environment(job: JobOptions, run_dir: Path, session: Path) -> dict[str, str
     environment["PYTHONPATH"] = f"{INJECTED}{os.pathsep}{earlier}" if earlier else str(INJECTED)
     environment[ENV_RUN_DIR] = str(run_dir)
     environment[ENV_SESSION] = str(session)
+    if job.hub.only:
+        environment[ENV_SWITCH] = "0"  # what waits for the other nodes is no rank
     if job.layers is not None:
         environment[ENV_LAYERS] = job.layers
+    if job.profile is not None:
+        environment[ENV_PROFILE] = job.profile
+    if job.nvtx:
+        environment[ENV_NVTX] = "1"
     environment.pop(ENV_CLOCK, None)
     environment.update(environment_of(read_meta(run_dir)))
     if not any(environment.get(name) for name in ENV_TORCH_DUMPS):
@@ -618,9 +745,10 @@ def _environment(job: JobOptions, run_dir: Path, session: Path) -> dict[str, str
 
 
 def _bare_environment(job: JobOptions) -> dict[str, str]:
-    """The job's own environment, without the key that our nodes share."""
+    """The job's own environment, without the key that our nodes share and the addresses that alerts are sent to."""
     ranks = rank_variables(job.step, os.environ) if job.ranks_are_tasks and job.step is not None else {}
-    return {**{name: value for name, value in os.environ.items() if name != ENV_KEY}, **ranks}
+    ours = (ENV_KEY, ENV_ALERT, ENV_ALERT_SETTINGS)
+    return {**{name: value for name, value in os.environ.items() if name not in ours}, **ranks}
 
 
 def _run_unrecorded(job: JobOptions) -> NoReturn:
