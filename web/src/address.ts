@@ -3,22 +3,33 @@
  *
  *     #/?tag=nightly&sort=cost_share           the list of runs, filtered and sorted (`run/list-rows.ts`)
  *     #/run/night?first=100&last=300&step=212&rank=3
+ *     #/run/night/incident/2                   an incident of it
+ *     #/run/night/capture/step-340?view=kernels&rank=3     a capture of it
  *     #/compare/night/morning                  up to eight; the first is the baseline
  *     #/sweep/fsdp2                            a sweep
+ *     #/trace/traces?view=kernels&rank=3       a folder of traces
  *
  * The route is in the fragment, which works below any path and in a file. It is untrusted input: invalid parts are
  * ignored, and it is only used as text.
  */
 
 export interface Route {
-  screen: "list" | "run" | "compare" | "sweep";
-  /** Of the screen of a sweep: its ID. */
+  screen: "list" | "run" | "incident" | "capture" | "compare" | "sweep" | "trace";
+  /** Of the screen of a sweep or of traces: its ID. */
   runs: string[];
   /** The visible steps; null: all, including new ones. */
   first: number | null;
   last: number | null;
   step: number | null;
   rank: number | null;
+  /** Of the screen of an incident: its number. */
+  incident?: number | null;
+  /** Of the screen of a capture: its ID. */
+  capture?: string | null;
+  /** Of the screens of a capture and of traces; null: the first one. */
+  view?: string | null;
+  /** The rank that is compared with the other. */
+  peer?: number | null;
   /** The address was empty: the list was not requested explicitly. */
   bare: boolean;
   /** How the list is filtered and sorted; missing: all, newest first. */
@@ -39,6 +50,15 @@ export function readRoute(hash: string): Route {
   const runs = words.map(decoded);
   const [first = null, last = null, step = null, rank = null] = NUMBERS.map((name) => number(new URLSearchParams(query).get(name)));
   if (screen === "run" && runs.length === 1) return { screen, runs, first, last, step, rank, bare: false };
+  if (screen === "run" && runs.length === 3 && runs[1] === "incident") {
+    const incident = number(runs[2] ?? null);
+    if (incident !== null) return { screen: "incident", runs: runs.slice(0, 1), ...NOWHERE, incident };
+  }
+  const traced = { view: new URLSearchParams(query).get("view"), peer: number(new URLSearchParams(query).get("peer")) };
+  if (screen === "run" && runs.length === 3 && runs[1] === "capture") {
+    return { screen: "capture", runs: runs.slice(0, 1), ...NOWHERE, rank, capture: runs[2] ?? "", ...traced };
+  }
+  if (screen === "trace" && runs.length === 1) return { screen, runs, ...NOWHERE, rank, ...traced };
   if (screen === "sweep" && runs.length === 1) return { screen, runs, ...NOWHERE };
   if (screen === "compare" && runs.length >= 2 && runs.length <= MOST_COMPARED) return { screen, runs, ...NOWHERE };
   return { screen: "list", runs: [], ...NOWHERE, bare: path === "", ...(screen === "" && query !== "" ? { query } : {}) };
@@ -46,17 +66,35 @@ export function readRoute(hash: string): Route {
 
 export function writeRoute(route: Route): string {
   if (route.screen === "list") return route.query ? `#/?${route.query}` : "#/";
+  if (route.screen === "incident") return `#/run/${route.runs.map(encoded).join("/")}/incident/${route.incident ?? 0}`;
   const params = new URLSearchParams();
   for (const name of NUMBERS) {
     const value = route[name];
     if (value !== null) params.set(name, String(value));
   }
+  if (route.screen === "capture" || route.screen === "trace") {
+    if (route.view != null) params.set("view", route.view);
+    if (route.peer != null) params.set("peer", String(route.peer));
+  }
   const query = params.toString();
+  if (route.screen === "capture") return `#/run/${route.runs.map(encoded).join("/")}/capture/${encoded(route.capture ?? "")}${query ? `?${query}` : ""}`;
   return `#/${route.screen}/${route.runs.map(encoded).join("/")}${query ? `?${query}` : ""}`;
 }
 
 export function runLink(run: string, at: Partial<Route> = {}): string {
   return writeRoute({ screen: "run", runs: [run], ...NOWHERE, ...at });
+}
+
+export function incidentLink(run: string, incident: number): string {
+  return writeRoute({ screen: "incident", runs: [run], ...NOWHERE, incident });
+}
+
+export function captureLink(run: string, capture: string): string {
+  return writeRoute({ screen: "capture", runs: [run], ...NOWHERE, capture });
+}
+
+export function traceLink(trace: string): string {
+  return writeRoute({ screen: "trace", runs: [trace], ...NOWHERE });
 }
 
 export function compareLink(runs: readonly string[]): string {

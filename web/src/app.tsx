@@ -6,10 +6,13 @@ import type { Source } from "./api/source";
 import { route } from "./route";
 import { CompareScreen } from "./screens/compare";
 import { HelpDialog } from "./screens/help";
+import { IncidentScreen } from "./screens/incident";
 import { ReportScreen } from "./screens/report-screen";
 import { RunList } from "./screens/run-list";
 import { RunScreen } from "./screens/run-screen";
+import { CaptureScreen } from "./screens/capture";
 import { SweepScreen } from "./screens/sweep";
+import { TraceScreen } from "./screens/trace";
 import { Guard } from "./ui/guard";
 import { Toast } from "./ui/toast";
 
@@ -41,10 +44,13 @@ function Shared({ children }: { children: ComponentChildren }) {
 }
 
 function Screen({ source }: { source: Source }) {
-  const { screen, runs } = route.value;
+  const { screen, runs, incident = null, capture = null } = route.value;
   const [one = ""] = runs;
   if (screen === "run") return <RunScreen key={one} source={source} name={one} />;
+  if (screen === "incident" && incident !== null) return <IncidentScreen key={`${one}\n${incident}`} source={source} name={one} number={incident} />;
   if (screen === "compare") return <CompareScreen key={runs.join("\n")} source={source} runs={runs} />;
+  if (screen === "capture" && capture !== null) return <CaptureScreen key={`${one}\n${capture}`} source={source} name={one} id={capture} />;
+  if (screen === "trace") return <TraceScreen key={one} source={source} id={one} />;
   if (screen === "sweep") return <SweepScreen key={one} source={source} id={one} />;
   return <RunList source={source} />;
 }

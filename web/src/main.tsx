@@ -61,7 +61,7 @@ async function openCopy(base64: string, place: HTMLElement): Promise<void> {
       return;
     }
     const source = new FileSource(copyOf(data));
-    if (route.value.screen !== "run" || route.value.runs[0] !== source.copy.run) go({ screen: "run", runs: [source.copy.run] });
+    if (!["run", "incident"].includes(route.value.screen) || route.value.runs[0] !== source.copy.run) go({ screen: "run", runs: [source.copy.run] });
     render(<App source={source} />, place);
   } catch (error) {
     render(<DamagedCopy failure={asFailure(error)} />, place);

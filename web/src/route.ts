@@ -3,7 +3,7 @@
 import { signal } from "@preact/signals";
 import { readRoute, withoutToken, writeRoute, type Route } from "./address";
 
-export { compareLink, runLink, sweepLink } from "./address";
+export { captureLink, compareLink, incidentLink, runLink, sweepLink, traceLink } from "./address";
 
 /** Browsers limit how often the address may change; a drag over a chart makes hundreds of changes. */
 const WRITE_MS = 300;
@@ -72,5 +72,5 @@ function address(how: "pushState" | "replaceState", next: string): void {
 }
 
 function samePlace(one: Route, two: Route): boolean {
-  return one.screen === two.screen && JSON.stringify(one.runs) === JSON.stringify(two.runs);
+  return one.screen === two.screen && one.incident === two.incident && one.capture === two.capture && JSON.stringify(one.runs) === JSON.stringify(two.runs);
 }

@@ -97,6 +97,8 @@ export interface Status {
   states: Record<string, number>;
   step: number;
   newest_step: number;
+  /** The number of that step in the framework's logs; null: the same, or not known; missing from older hubs and copies. */
+  logged_step?: number | null;
   phases: string[];
   /** The clock of the findings; missing from older hubs and copies. */
   clock?: "host" | "device";

@@ -96,6 +96,10 @@ export class HubSource implements Source {
     return response.blob();
   }
 
+  async blob(path: string): Promise<Blob> {
+    return (await this.ask(path, {}, "*/*")).blob();
+  }
+
   follow(run: string, follower: Follower): () => void {
     const address = this.address(`runs/${encoded(run)}/stream`, {});
     return follow(

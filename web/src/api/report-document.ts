@@ -1,4 +1,4 @@
-/** A report on traces, Flight Recorder dumps, a comparison or a sweep, as written by `stepscope.reports.page_documents`: text, tables, charts. */
+/** A report on traces, Flight Recorder dumps, a comparison or a sweep, as written by `stepscope.reports.page.documents`: text, tables, charts. */
 
 import { isRecord } from "./copy-bytes";
 import type { FlightView, Look, Row, StacksDocument } from "./text-documents";
@@ -9,10 +9,22 @@ export interface ReportDocument extends Verdict {
   facts: string[];
   /** Warnings before everything else. */
   notices: string[];
-  parts: Part[];
+  parts: ViewPart[];
   /** False: a sweep that is still running, or was interrupted. */
   complete?: boolean;
+  /** Of traces: key, title, and what to say without parts. The parts then have a view. */
+  views?: [key: string, title: string, nothing: string][];
+  ranks?: number[];
+  /** The rank that is shown first. */
+  rank?: number | null;
+  /** Parts of single ranks; a hub has those of the others. */
+  of_ranks?: Record<string, ViewPart[]>;
+  /** Two ranks that are compared first, and what differs, by `A-B`. */
+  pair?: [rank: number, peer: number] | null;
+  pairs?: Record<string, ViewPart[]>;
 }
+
+export type ViewPart = Part & { view?: string };
 
 export interface Verdict {
   verdict: ReportFinding;

@@ -39,6 +39,8 @@ export interface Source {
   change<T>(method: "POST" | "DELETE", path: string, body?: unknown): Promise<T>;
   /** The run as report.html. Only a hub can make it. */
   report?(run: string): Promise<Blob>;
+  /** Any other file below `/api/v1/`. */
+  blob?(path: string): Promise<Blob>;
   /** Receive news until the returned function is called. Reconnects automatically and resumes where it was. */
   follow(run: string, follower: Follower): () => void;
   /** Exchange a token for a session. False: wrong token. */

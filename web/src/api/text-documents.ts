@@ -121,8 +121,36 @@ export interface HangText {
   flight: FlightView | null;
 }
 
-/** What the summary says about errors and attempts. */
+export interface GoodputPart {
+  /** Key, which chooses its color. */
+  part: string;
+  name: string;
+  seconds: number;
+  text: string;
+}
+
+/** Which part of the time was useful training (docs/goodput.md). */
+export interface GoodputView {
+  line: string;
+  parts: GoodputPart[];
+  attempts: { name: string; seconds: number; text: string; parts: GoodputPart[] }[];
+  /** Earlier attempts that are left out. */
+  left: number;
+  longest_s: number;
+  notes: string[];
+}
+
+/** After a failure: whether to start the job again. */
+export interface AdviceView {
+  text: string;
+  evidence: string[];
+  command: string;
+}
+
+/** What the summary says about errors, attempts and goodput; in copies of earlier versions some are missing. */
 export interface SummaryText {
   errors: { own: { text: string; title: string; type: string; traceback: string; traceback_short: string }[]; followed: string };
   attempts: string[];
+  goodput?: GoodputView | null;
+  advice?: AdviceView | null;
 }

@@ -1,8 +1,8 @@
-/** Below the verdict: exceptions with their tracebacks, attempts, notices. */
+/** Below the verdict: whether to start a failed job again, exceptions with their tracebacks, attempts, notices. */
 
 import type { OpenRun } from "../run/open-run";
 import { useSummary } from "../run/summary";
-import type { SummaryText } from "../api/text-documents";
+import type { AdviceView, SummaryText } from "../api/text-documents";
 
 const SHOWN = 4;
 
@@ -12,10 +12,12 @@ export function Aftermath({ run }: { run: OpenRun }) {
   const { summary, text } = answer;
   const { own, followed } = text.errors;
   const { attempts } = text;
+  const advice = text.advice ?? null;
   const notices = Array.isArray(summary["notices"]) ? summary["notices"].map(String) : [];
-  if (own.length + attempts.length + notices.length === 0 && followed === "") return null;
+  if (own.length + attempts.length + notices.length === 0 && followed === "" && advice === null) return null;
   return (
     <div class="aftermath">
+      {advice !== null && <RestartAdvice advice={advice} />}
       {own.length > 0 && <h3>Errors</h3>}
       {own.slice(0, SHOWN).map((error, at) => (
         <Ended key={at} error={error} lead={at === 0 && run.findings.value?.findings[0]?.evidence["exception"] === error.type} />
@@ -45,6 +47,27 @@ export function Aftermath({ run }: { run: OpenRun }) {
         </details>
       )}
     </div>
+  );
+}
+
+function RestartAdvice({ advice }: { advice: AdviceView }) {
+  return (
+    <>
+      <h3>Start it again?</h3>
+      <p>
+        {advice.text} {advice.command && <span class="muted small">({advice.command})</span>}
+      </p>
+      {advice.evidence.length > 0 && (
+        <details class="fold">
+          <summary>Why</summary>
+          <ul class="plain-list">
+            {advice.evidence.map((line) => (
+              <li key={line}>{line}</li>
+            ))}
+          </ul>
+        </details>
+      )}
+    </>
   );
 }
 

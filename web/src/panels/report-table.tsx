@@ -8,6 +8,9 @@ import { csvText, download } from "../ui/csv";
 import { count } from "../ui/format";
 import "./report-table.css";
 
+/** Further rows are shown on request. */
+const ROWS_SHOWN = 25;
+
 interface TablesProps {
   title: string;
   about: string;
@@ -65,7 +68,9 @@ function TableView({ table, titled, tools }: { table: TableDocument; titled: boo
   const [order, setOrder] = useState<Order | null>(null);
   const [all, setAll] = useState(false);
   const columns = table.heads.map((_, at) => at).slice(0, all ? undefined : table.main);
-  const rows = order === null ? table.rows : sortedRows(table.rows, order);
+  const [long, setLong] = useState(false);
+  const sorted = order === null ? table.rows : sortedRows(table.rows, order);
+  const rows = long ? sorted : sorted.slice(0, ROWS_SHOWN);
   const turn = (column: number): void => setOrder(order?.column === column ? { column, down: !order.down } : { column, down: table.numeric[column] === true });
   return (
     <div class="report-table">
@@ -102,11 +107,16 @@ function TableView({ table, titled, tools }: { table: TableDocument; titled: boo
           </tbody>
         </table>
       </div>
-      {table.more !== "" && <p class="muted small">{table.more}</p>}
+      {(long || sorted.length === rows.length) && table.more !== "" && <p class="muted small">{table.more}</p>}
       <div class="report-tools">
         {table.heads.length > table.main && (
           <button type="button" class="quiet" aria-expanded={all} onClick={() => setAll(!all)}>
             {all ? "Show fewer columns" : `Show all ${table.heads.length} columns`}
+          </button>
+        )}
+        {sorted.length > ROWS_SHOWN && (
+          <button type="button" class="quiet" aria-expanded={long} onClick={() => setLong(!long)}>
+            {long ? "Show fewer rows" : `Show all ${sorted.length} rows`}
           </button>
         )}
         {tools}

@@ -9,7 +9,7 @@ import type { SummaryDocument } from "../api/documents";
 import { aborted } from "../api/source";
 import type { OpenRun } from "./open-run";
 
-const KEYS = "errors,attempts,notices,facts_differ,settings,exit_code,status,world_size,run,host,time_account";
+const KEYS = "errors,attempts,notices,facts_differ,settings,exit_code,status,world_size,run,host,time_account,goodput,advice_after_failure";
 const PAUSE_MS = 20_000;
 
 interface Shared {

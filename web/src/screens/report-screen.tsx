@@ -1,17 +1,14 @@
 /** The screen of a report on traces, Flight Recorder dumps, a comparison or a sweep: the verdict, then its parts in the order of the document. */
 
-import { useEffect } from "preact/hooks";
-import type { Part, ReportDocument } from "../api/report-document";
-import { FlightRecords } from "../panels/flight";
-import { FrontCard } from "../panels/front";
-import "../panels/hang.css";
-import { BarsCard, ColumnsCard, CurvesCard } from "../panels/report-charts";
-import { TablesCard } from "../panels/report-table";
-import { StacksView } from "../panels/stacks";
-import { TimelineCard } from "../panels/timeline";
-import { ReportFindingCard } from "../panels/report-finding";
-import { Card } from "../ui/card";
+import { useEffect, useMemo, useState } from "preact/hooks";
+import type { ComponentChildren } from "preact";
+import type { ReportDocument } from "../api/report-document";
 import type { Look } from "../api/text-documents";
+import { EmbeddedTrace, type TraceData } from "../api/trace-data";
+import { ReportFindingCard } from "../panels/report-finding";
+import { PartView } from "../panels/report-part";
+import { RankSwitch, TraceViews, ViewTabs } from "../panels/trace-views";
+import { NO_PLACE, placeIn, type TracePlace } from "../run/trace-place";
 import { Chip } from "../ui/status-chip";
 import { setTab, type Mark } from "../ui/tab";
 import { theme } from "../ui/theme";
@@ -22,21 +19,37 @@ import { Sections } from "./sections";
 const MARKS: Record<Look, Mark> = { critical: "critical", warning: "warning", info: "good", healthy: "good" };
 const KINDS = { trace: "trace", flight: "Flight Recorder", compare: "comparison", sweep: "sweep" };
 
-/** `home`: whether it is a screen of a hub, with a list of runs and an address; else a file. */
-export function ReportScreen({ report, home = false }: { report: ReportDocument; home?: boolean }) {
+interface ReportProps {
+  report: ReportDocument;
+  /** Whether it is a screen of a hub, with a list of runs and an address; else a file. */
+  home?: boolean;
+  /** Of traces of a hub. */
+  traces?: { data: TraceData; place: TracePlace; onPlace: (place: TracePlace) => void; title: string; bar?: ComponentChildren; lead?: ComponentChildren };
+}
+
+export function ReportScreen({ report, home = false, traces }: ReportProps) {
   const colors = theme.value;
-  useEffect(() => setTab(report.name, MARKS[report.verdict.look] ?? "none"), [report, colors]);
+  const [own, setOwn] = useState<TracePlace>(NO_PLACE);
+  const embedded = useMemo(() => new EmbeddedTrace(report), [report]);
+  const title = traces?.title ?? report.name;
+  useEffect(() => setTab(title, MARKS[report.verdict.look] ?? "none"), [report, title, colors]);
+  const place = placeIn(report, traces?.place ?? own);
+  const onPlace = traces?.onPlace ?? setOwn;
+  const data = traces?.data ?? embedded;
   return (
     <>
-      <ScreenBar home={home} title={report.name}>
+      <ScreenBar home={home} title={title}>
+        {traces?.bar}
         <Chip tone="" shape="▤" words={KINDS[report.kind] ?? "report"} />
         <ul class="bar-facts report-facts" aria-label="About the files">
           {report.facts.map((fact) => (
             <li key={fact}>{fact}</li>
           ))}
         </ul>
+        <span class="space" />
+        {report.views && <RankSwitch ranks={data.ranks} place={place} onPlace={onPlace} />}
         <PageTools link={home} />
-        <Sections />
+        {report.views ? <ViewTabs views={report.views} place={place} onPlace={onPlace} /> : <Sections />}
       </ScreenBar>
       <main id="main" class="grid" tabIndex={-1} aria-busy={false}>
         {report.notices.map((notice) => (
@@ -44,55 +57,17 @@ export function ReportScreen({ report, home = false }: { report: ReportDocument;
             {notice}
           </p>
         ))}
-        <ReportFindingCard label="Verdict" finding={report} />
-        {report.parts.map((part, at) => (
-          <PartView key={at} part={part} file={report.name} />
-        ))}
+        {report.views ? (
+          <TraceViews report={report} data={data} place={place} onPlace={onPlace} lead={traces?.lead} />
+        ) : (
+          <>
+            <ReportFindingCard label="Verdict" finding={report} />
+            {report.parts.map((part, at) => (
+              <PartView key={at} part={part} file={report.name} />
+            ))}
+          </>
+        )}
       </main>
     </>
   );
-}
-
-function PartView({ part, file }: { part: Part; file: string }) {
-  switch (part.form) {
-    case "tables":
-      return <TablesCard {...part} file={file} />;
-    case "timeline":
-      return <TimelineCard timeline={part} />;
-    case "bars":
-      return <BarsCard bars={part} />;
-    case "columns":
-      return <ColumnsCard columns={part} />;
-    case "curves":
-      return <CurvesCard curves={part} />;
-    case "front":
-      return <FrontCard front={part} />;
-    case "finding":
-      return <ReportFindingCard label={part.title} finding={part} />;
-    case "flight":
-      return (
-        <Card title={part.title}>
-          <div class="flight">
-            <FlightRecords flight={part.flight} report />
-          </div>
-        </Card>
-      );
-    case "stacks":
-      return (
-        <Card title={part.title} about="equal ones grouped">
-          <StacksView stacks={part.stacks} headed={false} />
-        </Card>
-      );
-    case "list":
-      return (
-        <Card title={part.title}>
-          <ul class="plain-list">
-            {part.items.map((item, at) => (
-              <li key={at}>{item}</li>
-            ))}
-          </ul>
-          {part.more !== "" && <p class="muted">{part.more}</p>}
-        </Card>
-      );
-  }
 }

@@ -89,6 +89,7 @@ function Pace({ run }: { run: OpenRun }) {
   return (
     <ul class="bar-facts" aria-label="Progress">
       {hung === null ? <li>{step < 0 ? (status.over ? "no step" : "no step yet") : `step ${count(step)}`}</li> : <li title={hungTitle(step)}>in {stepsText(hung)}</li>}
+      {step >= 0 && typeof status.logged_step === "number" && <li title="the number of this step in the framework's logs">logged as {count(status.logged_step + step - status.newest_step)}</li>}
       {/* For a copy or a silent hub, the current state of the ranks is unknown. */}
       <li class={going && status.hung_ranks > 0 ? "stalled" : undefined}>{going || status.over ? status.ranks_text : countOf(status.ranks, "rank")}</li>
       {stalled !== null && <li class="stalled">no step for {duration(stalled * 1e6, true)}</li>}

@@ -1,7 +1,7 @@
 /** The runs of a hub: search, filter, sort, open, label and delete them, and select some for comparison. The view is in the address. */
 
 import { signal } from "@preact/signals";
-import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Source } from "../api/source";
 import { compareLink, go, instead, route } from "../route";
 import { chosenRows, NEWEST, readView, sortedBy, statuses, tagsOf, toggled, writeView, type Column, type ListView } from "../run/list-rows";
@@ -15,6 +15,7 @@ import { PageTools } from "./page-tools";
 import { RunTable } from "./run-table";
 import { ScreenBar } from "./screen-bar";
 import { SweepList } from "./sweep-list";
+import { TraceList } from "./trace-list";
 import { TroubleScreen } from "./trouble";
 import "./run-list.css";
 
@@ -41,12 +42,14 @@ export function RunList({ source }: { source: Source }) {
     else lastQuery = query ?? "";
     returned.current = false;
   }, [query]);
+  /** null: not known yet. */
+  const [traces, setTraces] = useState<number | null>(null);
   const rows = feed.rows.value;
   const [only] = rows ?? [];
-  // The hub's bare address opens its only run; the logo still leads to the list.
+  // The hub's bare address opens its only run, unless there are traces besides; the logo still leads to the list.
   useEffect(() => {
-    if (rows?.length === 1 && only !== undefined && route.value.bare) instead({ screen: "run", runs: [only.id] });
-  }, [rows?.length]);
+    if (rows?.length === 1 && traces === 0 && only !== undefined && route.value.bare) instead({ screen: "run", runs: [only.id] });
+  }, [rows?.length, traces]);
   const failure = feed.failure.value;
   if (failure !== null && (rows === null || failure.trouble === "refused")) {
     return <TroubleScreen failure={failure} source={source} what="Runs" onAgain={() => void feed.ask()} />;
@@ -65,7 +68,8 @@ export function RunList({ source }: { source: Source }) {
         )}
         {rows === null && <p class="nothing">Looking for runs …</p>}
         {rows !== null && <SweepList source={source} runs={rows.length} />}
-        {rows !== null && (rows.length === 0 ? <NoRuns /> : <Found feed={feed} source={source} view={readView(query ?? "")} />)}
+        {rows !== null && <TraceList source={source} onCount={setTraces} />}
+        {rows !== null && (rows.length === 0 ? traces === 0 && <NoRuns /> : <Found feed={feed} source={source} view={readView(query ?? "")} />)}
       </main>
     </>
   );

@@ -2,11 +2,15 @@
 
 import { useEffect, useMemo } from "preact/hooks";
 import type { Source } from "../api/source";
+import { CapturesPanel } from "../panels/captures";
 import { CollectivesPanel } from "../panels/collectives";
 import { ContextPanel } from "../panels/context";
 import { CopyNotice } from "../panels/copy-notice";
 import { EventsPanel } from "../panels/events";
+import { FindingHistoryPanel } from "../panels/finding-history";
+import { GoodputPanel } from "../panels/goodput";
 import { HangPanel } from "../panels/hang";
+import { IncidentsPanel } from "../panels/incidents";
 import { HeatMap } from "../panels/heat-map";
 import { LayersPanel } from "../panels/layers";
 import { LogsPanel } from "../panels/logs";
@@ -46,7 +50,11 @@ export function RunScreen({ source, name }: { source: Source; name: string }) {
         <Banner run={run} />
         <VerdictPanel run={run} />
         <HangPanel run={run} />
+        <IncidentsPanel run={run} />
+        <CapturesPanel run={run} />
         {empty ? <EmptyRun run={run} /> : <Figures run={run} />}
+        <GoodputPanel run={run} />
+        <FindingHistoryPanel run={run} />
         <EventsPanel run={run} />
         <NodesPanel run={run} />
         <ContextPanel run={run} />

@@ -1,0 +1,57 @@
+/** Captures in words. */
+
+import type { CaptureRecord, CaptureState } from "../api/capture-documents";
+import { count, digits, stepsText } from "../ui/format";
+import { ranksText } from "./ranks";
+
+const REASONS: Record<CaptureRecord["reason"], string> = {
+  request: "requested",
+  finding: "because of a finding",
+  schedule: "on schedule",
+  baseline: "baseline of the first steps",
+};
+
+const STATES: Record<CaptureState, string> = {
+  ordered: "ordered",
+  profiling: "profiling",
+  delivering: "delivering the traces",
+  analyzing: "analyzing",
+  done: "done",
+  failed: "failed",
+};
+
+export function whyCaptured({ reason, finding, by }: CaptureRecord): string {
+  if (reason === "finding" && finding !== "") return `because of: ${finding.replaceAll("_", " ")}`;
+  return reason === "request" && by !== "" ? `requested by ${by}` : (REASONS[reason] ?? reason);
+}
+
+export function stateText(record: CaptureRecord): string {
+  if (record.state === "ordered") return `ordered: starts at step ${count(record.order.at_step)}`;
+  return STATES[record.state] ?? record.state;
+}
+
+/** The steps that were profiled, as far as the ranks have reported them. */
+export function capturedSteps({ order, reports }: CaptureRecord): string {
+  const known = reports.filter(({ first_step: first }) => first >= 0);
+  const first = known.length > 0 ? Math.min(...known.map((report) => report.first_step)) : order.at_step;
+  const last = known.length > 0 ? Math.max(...known.map((report) => report.last_step)) : order.at_step + order.steps - 1;
+  return stepsText([first, Math.max(first, last)]);
+}
+
+export function capturedRanks({ order }: CaptureRecord): string {
+  return ranksText(order.ranks);
+}
+
+/** `step time 41.0 ms instead of 38.2 ms`; "": not known. */
+export function captureCost({ figures, reports }: CaptureRecord): string {
+  const parts: string[] = [];
+  if (typeof figures.step_ms === "number" && typeof figures.usual_step_ms === "number") parts.push(`step time ${digits(figures.step_ms)} ms instead of ${digits(figures.usual_step_ms)} ms`);
+  const pauses = reports.map((report) => report.start_ms + report.stop_ms + report.write_ms);
+  const longest = Math.max(0, ...pauses);
+  if (longest > 0) parts.push(`${digits(longest / 1000)} s to start, stop and write`);
+  return parts.join("; ");
+}
+
+export function isOver({ state }: CaptureRecord): boolean {
+  return state === "done" || state === "failed";
+}
