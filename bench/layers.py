@@ -24,13 +24,16 @@ from typing import Any
 
 from hook_costs import trimmed, typical
 
+from stepscope.recorder.layers.sampler import Schedule
+
 __all__ = ["main"]
 
 HERE = Path(__file__).resolve().parent
 WARM_STEPS = 60
 FAR = 1 << 60
-BLOCK_S = 4.0
-"""Length of a stretch of training at the default rate, and of one without sampling beside it."""
+RUNS_S = {"a minute": 60.0, "an hour": 3600.0}
+"""How long the runs are of which samples take a share.  Too small a share to be measured by stretches of seconds: the
+recorder's schedule says how many samples there are, in steps that take what was measured."""
 
 
 def main() -> None:
@@ -39,7 +42,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--pairs", type=int, default=300, help="default: %(default)s")
-    parser.add_argument("--blocks", type=int, default=10, help="pairs of stretches of 4 s (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single pair there, in µs")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -64,7 +66,6 @@ def _measure(args: argparse.Namespace) -> None:
         training.attended(args.pairs),
         training.sampled(args.pairs),
     )
-    rates = [training.block() for _ in range(args.blocks)]
     step_us = statistics.median(other for _, other in plain)
     modules = sum(1 for _ in training.model.modules())
     print(f"{modules} modules, {training.elements:,} parameters on {args.device}: a step takes {step_us:,.0f} µs")
@@ -72,9 +73,12 @@ def _measure(args: argparse.Namespace) -> None:
     _report("the same, where every step is attended to (DDP)", attended, step_us)
     _report("a sampled step", sampled, step_us)
     print(f"  a sampled step takes {trimmed([one / (other / 2) - 1 for one, other in sampled]):.2f} times a plain one")
-    shares = [100 * (one / other - 1) for one, other in rates]
-    found = ", ".join(f"{share:+.2f}" for share in sorted(shares))
-    print(f"  at the default rate, {BLOCK_S:g} s with and without: {statistics.median(shares):+.2f}% ({found})")
+    low, longer_us, high = typical([one - other for one, other in sampled])
+    rates = {}
+    for name, run_s in RUNS_S.items():
+        rates[name] = [share_of_samples(step_us, cost_us, run_s) for cost_us in (low, longer_us, high)]
+        least, share, most = (100 * rate for rate in rates[name])
+        print(f"  at the default rate, of {name}: {share:.2f}% ({least:.2f} to {most:.2f})")
     parts = training.parts()
     print("  of a sampled step: " + ", ".join(f"{name} {us:,.0f} µs" for name, us in parts.items()))
     if args.json:
@@ -130,7 +134,6 @@ class Training:
 
     def hold(self) -> None:
         """Sample nothing until told to."""
-        self._own_schedule = self._sampler._schedule
         self._sampler._schedule = _Told()
         self._search()
 
@@ -170,23 +173,6 @@ class Training:
         self._recorder.layers = self._sampler
         return laps[True], laps[False]
 
-    def block(self) -> tuple[float, float]:
-        """The mean step of a stretch at the default rate, and of one without sampling."""
-        means = {}
-        for on in random.sample((True, False), 2):
-            self._recorder.layers = self._sampler if on else None
-            self._sampler._schedule = self._own_schedule
-            self._search()
-            self._own_schedule.sampled(self._recorder.step, 0)
-            steps, spent = 0, 0.0
-            while spent < BLOCK_S * 1e6:
-                spent += self._timed(20)
-                steps += 20
-            means[on] = spent / steps
-        self._recorder.layers = self._sampler
-        self._sampler._schedule = _Told()
-        return means[True], means[False]
-
     def parts(self, times: int = 50) -> dict[str, float]:
         """What the parts of a sample take, median, µs."""
         spent: dict[str, list[float]] = {"before": [], "hooks": [], "at the end": []}
@@ -217,6 +203,19 @@ class Training:
         return {name: statistics.median(values) for name, values in spent.items()}
 
 
+def share_of_samples(step_us: float, cost_us: float, run_s: float) -> float:
+    """How much longer a run of such steps takes because of its samples."""
+    now_ns = 0
+    schedule = Schedule(every_step=False, now=lambda: now_ns)
+    step, spent_us = 0, 0.0
+    while True:
+        now_ns += int(1e3 * ((schedule.next + 1 - step) * step_us + cost_us))
+        if now_ns > 1e9 * run_s:
+            return spent_us / (1e6 * run_s - spent_us)
+        step, spent_us = schedule.next + 1, spent_us + cost_us
+        schedule.sampled(schedule.next, int(1e3 * cost_us))
+
+
 class _Told:
     """A schedule that samples only the step it is told."""
 
@@ -224,6 +223,9 @@ class _Told:
 
     def sampled(self, step: int, cost_ns: int) -> None:
         self.next = FAR
+
+    def usual_ns(self, begun_ns: int, step: int) -> int:
+        return 0
 
     def suspect(self, step: int, why: str) -> bool:
         return False

@@ -19,9 +19,9 @@ import numpy as np
 from fakes.cluster import Cluster
 from fakes.records import records_of
 
+from stepscope.records.run_clock import process_start_ticks
 from stepscope.records.series import RankSeries, RankState, RunData
 from stepscope.ring import RingBatch
-from stepscope.ring.writer import process_start_ticks
 from stepscope.store.create import create_run
 from stepscope.store.documents import RunStatus, end_run, read_meta, write_meta
 from stepscope.store.file_io import append_jsonl

@@ -8,7 +8,7 @@ Every run is a process of its own, the tools taking turns; the figures are media
 after the imports (which are HTA's largest part at small sizes); memory is the largest process's peak.  HTA does what it
 has of our tables: temporal breakdown, idle time, overlap, kernels, queue length, launches, memory bandwidth, user
 annotations.  ``ours`` is everything to the verdict, ``tables`` only reading and the tables of each rank (HTA's extent,
-and more), ``again`` opens a file that was read before, from the cache.
+and more), ``again`` opens a file that was read before, from the cache; ``python`` is ``ours`` without the scanner in C.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ Row = dict[str, Any]
 
 
 def ours(paths: list[Path], cache: Path | None) -> Row:
+    import numpy.ma  # noqa: F401 - np.unique loads it, and pandas has loaded it before HTA begins
+
     from stepscope.traces.engine import Options, analyze_paths
     from stepscope.traces.findings import analyze_job
     from stepscope.traces.rank_analysis import RankAnalysis
@@ -66,6 +68,8 @@ def ours(paths: list[Path], cache: Path | None) -> Row:
 
 def tables(paths: list[Path]) -> Row:
     """Of the same, what HTA has too: reading and the tables of each rank, without critical path, what-ifs, findings."""
+    import numpy.ma  # noqa: F401 - see above
+
     from stepscope.traces.device.figures import device_figures
     from stepscope.traces.device.work import idle_of, temporal_of, work_of
     from stepscope.traces.model.window import window_of
@@ -125,10 +129,10 @@ def _own_peak_kb() -> int:
 
 
 def run_once(python: str, tool: str, paths: list[Path], cache: Path | None = None) -> Row:
-    command = [python, str(HERE / "traces.py"), "--one", tool, *map(str, paths)]
+    command = [python, str(HERE / "traces.py"), "--measure", tool, *map(str, paths)]
     if cache is not None:
         command += ["--cache", str(cache)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "STEPSCOPE_PURE_PYTHON": "1" if tool == "python" else ""}
     if tool != "hta":
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -140,7 +144,7 @@ def run_once(python: str, tool: str, paths: list[Path], cache: Path | None = Non
 
 def measure(paths: list[Path], args: argparse.Namespace) -> dict[str, Row]:
     """By tool, the medians over all repeats."""
-    rows: dict[str, list[Row]] = {"ours": [], "tables": [], "again": []}
+    rows: dict[str, list[Row]] = {"ours": [], "python": [], "tables": [], "again": []}
     if args.hta_python:
         rows["hta"] = []
     with tempfile.TemporaryDirectory(prefix="stepscope-bench-") as temporary:
@@ -148,6 +152,7 @@ def measure(paths: list[Path], args: argparse.Namespace) -> dict[str, Row]:
         run_once(sys.executable, "ours", paths, cache)
         for _ in range(args.repeats):
             rows["ours"].append(run_once(sys.executable, "ours", paths))
+            rows["python"].append(run_once(sys.executable, "python", paths))
             rows["tables"].append(run_once(sys.executable, "tables", paths))
             rows["again"].append(run_once(sys.executable, "again", paths, cache))
             if args.hta_python:
@@ -155,6 +160,7 @@ def measure(paths: list[Path], args: argparse.Namespace) -> dict[str, Row]:
     return {
         tool: {**each[-1]}
         | {name: statistics.median(row[name] for row in each) for name in ("wall_s", "cpu_s", "peak_mb")}
+        | {"least_cpu_s": min(row["cpu_s"] for row in each), "most_cpu_s": max(row["cpu_s"] for row in each)}
         for tool, each in rows.items()
     }
 
@@ -177,13 +183,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--hta-python", metavar="PATH", help="interpreter of an environment that has HTA; adds it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results there")
-    parser.add_argument("--one", choices=("ours", "tables", "again", "hta"), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", choices=("ours", "python", "tables", "again", "hta"), help=argparse.SUPPRESS)
     parser.add_argument("--cache", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("paths", type=Path, nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
+    if args.measure:
         alone = {"hta": theirs, "tables": tables}
-        print(json.dumps(alone[args.one](args.paths) if args.one in alone else ours(args.paths, args.cache)))
+        print(json.dumps(alone[args.measure](args.paths) if args.measure in alone else ours(args.paths, args.cache)))
         return
     source = REAL.name if REAL.exists() else "made-up events"
     print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, {source}")
@@ -202,17 +208,18 @@ def _case(events: int, steps: int | None, ranks: int, args: argparse.Namespace) 
         )
         size = sum(path.stat().st_size for path in paths)
         print(f"\n{ranks} × {events:,} events, {steps or 'its own'} steps, {size / 1e6:.1f} MB packed")
-        print("  tool        CPU s   µs/event        s   peak MB   B/event")
+        print("  tool        CPU s    least     most   µs/event        s   peak MB   B/event")
         found = measure(paths, args)
     for tool, row in found.items():
         print(
-            f"  {tool:8} {row['cpu_s']:8.2f} {row['cpu_s'] / count * 1e6:10.2f} {row['wall_s']:8.2f}"
+            f"  {tool:8} {row['cpu_s']:8.2f} {row['least_cpu_s']:8.2f} {row['most_cpu_s']:8.2f}"
+            f" {row['cpu_s'] / count * 1e6:10.2f} {row['wall_s']:8.2f}"
             f" {row['peak_mb']:9.0f} {row['peak_mb'] * 2**20 / count:9.0f}"
         )
-    for tool in ("ours", "tables") if "hta" in found else ():
-        one, other = found[tool], found["hta"]
+    for tool in ("ours", "python", "tables") if "hta" in found else ():
+        own, other = found[tool], found["hta"]
         print(
-            f"  HTA / {tool}: CPU {other['cpu_s'] / one['cpu_s']:.1f}, memory {other['peak_mb'] / one['peak_mb']:.1f}"
+            f"  HTA / {tool}: CPU {other['cpu_s'] / own['cpu_s']:.1f}, memory {other['peak_mb'] / own['peak_mb']:.1f}"
             + (f"; HTA failed at {', '.join(other['failed'])}" if other["failed"] else "")
         )
     return {"events": count, "ranks": ranks, "steps": steps, "packed_bytes": size, "tools": found}

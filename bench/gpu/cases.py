@@ -40,6 +40,8 @@ class Case:
     reason: str = ""
     timeout_s: float = 120.0
     variables: dict[str, str] = field(default_factory=dict)
+    captures: int = 0
+    """How many traces must be in the run directory."""
 
 
 def _loaders() -> list[Case]:
@@ -216,6 +218,28 @@ def _endings() -> list[Case]:
     ]
 
 
+def _captures() -> list[Case]:
+    """A capture of all ranks in the middle of the job: of ``plain.py`` where an epoch ends."""
+    captured = (
+        *("plain/workers", "plain/persistent", "plain/os_fork", "single/gradscaler", "compile/default"),
+        *("compile/reduce_overhead", "graphs/whole", "graphs/partial", "ddp/plain", "fsdp/fsdp2"),
+    )
+    cases = {case.name: case for case in (*_loaders(), *_single(), *_graphs(), *_ranks())}
+    schedule = {"STEPSCOPE_PROFILE": "wait=13,warmup=2,active=4,ranks=all,shapes"}
+    found = [cases[name] for name in captured]
+    return [
+        replace(case, name=f"capture/{case.name}", variables=schedule, captures=max(case.ranks, 1)) for case in found
+    ]
+
+
+def _labels() -> list[Case]:
+    """Labels of steps, phases and layers, as NVTX ranges too, in every step (``run --nvtx --layers every``)."""
+    labeled = ("plain/workers", "single/streams", "compile/default", "graphs/partial", "ddp/plain", "fsdp/fsdp2")
+    cases = {case.name: case for case in (*_loaders(), *_single(), *_graphs(), *_ranks())}
+    variables = {"STEPSCOPE_NVTX": "1", "STEPSCOPE_LAYERS": "every"}
+    return [replace(cases[name], name=f"labels/{name}", variables=variables) for name in labeled]
+
+
 CASES: tuple[Case, ...] = (
     *_loaders(),
     *_single(),
@@ -224,4 +248,6 @@ CASES: tuple[Case, ...] = (
     *_parallel(),
     *_frameworks(),
     *_endings(),
+    *_captures(),
+    *_labels(),
 )

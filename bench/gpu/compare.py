@@ -141,6 +141,8 @@ def _steps_differ(case: Case, bare: Outcome, recorded: Outcome) -> list[str]:
         ours = seen.steps.get(rank)
         if ours is None or not count <= ours <= count + case.extra_steps:
             found.append(f"rank {rank} made {count} steps, Stepscope has {ours}")
+    if seen.captures < case.captures:
+        found.append(f"{seen.captures} traces instead of {case.captures}")
     if seen.hook_failures:
         found.append(f"{seen.hook_failures} failures inside our hooks")
     return found

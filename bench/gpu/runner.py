@@ -48,6 +48,8 @@ class Recorded:
     status: str = ""
     hook_failures: int = 0
     lost: int = 0
+    captures: int = 0
+    """Traces in the run directory."""
     problem: str = ""
     """Why nothing is known."""
 
@@ -202,4 +204,5 @@ def _recorded(summary: Path) -> Recorded:
         status=document["status"],
         hook_failures=sum(row["hook_failures"] or 0 for row in ranks),
         lost=sum(row["lost"] or 0 for row in ranks),
+        captures=len(list(summary.parent.glob("captures/*/rank-*"))),
     )
