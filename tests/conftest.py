@@ -6,9 +6,11 @@ here, by name, instead of making a later test fail at random.  ``@pytest.mark.le
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import gc
 import importlib
+import math
 import os
 import signal
 import subprocess
@@ -17,6 +19,7 @@ import textwrap
 import threading
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +43,9 @@ WITHOUT_BROWSER = "browser tests: "
 """How the reason begins for which those in ``tests/page`` are skipped."""
 FAILURES = "stepscope/failures"
 """Where the cache has what failed in the last run, and how."""
+HUNG_S = 480.0
+"""What ends a worker; ``timeout`` in pyproject.toml ends most tests long before."""
+ARM_EVERY_S = 60.0
 CLOCK_TICK_S = 0.02
 GRACE_S = 5.0
 """How long a thread or process that is on its way out may take."""
@@ -55,6 +61,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Torch jobs start in half the time, and do not hang at their end; the file there says how.
 startup = str(ROOT / "tests" / "support" / "job_startup")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [startup, os.environ.get("PYTHONPATH")]))
+if startup not in sys.path:  # which many tests hand to the processes that they start
+    sys.path.insert(0, startup)
 # No test leaves traces in the user's cache, or finds some there; those that want one bring their own.
 os.environ["STEPSCOPE_CACHE_GB"] = "0"
 # No test names its folders to the user's hub, or finds that hub; those that want one bring their own.
@@ -95,6 +103,59 @@ def pytest_collection(session: pytest.Session) -> None:
             importlib.import_module(".".join(file.resolve().relative_to(ROOT).with_suffix("").parts))
         except (Exception, pytest.skip.Exception):  # noqa: BLE001 - the collection does it again and reports it
             continue
+
+
+@pytest.hookimpl(tryfirst=True)  # soak is deselected by pytest itself
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mix files that wait for the processes they start with files that compute, so that no core is idle at the end.
+
+    Those of the page come first and stay together, because each worker with one of them needs a browser.
+    """
+    _leave_variants_to_soak(items)
+    if hasattr(config, "workerinput"):
+        items.sort(
+            key=lambda item: (item.path.parent.name != "page", zlib.crc32(item.path.name.encode()), item.path.parent)
+        )
+
+
+def _leave_variants_to_soak(items: list[pytest.Item]) -> None:
+    """``@pytest.mark.few(8)``: that many of its variants stay, chosen by a hash so that they are spread over all."""
+    variants: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") is not None:
+            variants.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
+    for found in variants.values():
+        marker = found[0].get_closest_marker("few")
+        found.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        for item in found[marker.args[0] if marker is not None else 0 :]:
+            item.add_marker(pytest.mark.soak)
+
+
+_armed_s = -math.inf
+"""When the guard below was last set."""
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol() -> Iterator[object]:
+    """End a worker that a test hangs so that not even its timeout does: with all stacks, as pytest's own option.
+
+    That starts and joins a thread for every test, which takes as long as a small test; this does so once a minute.
+    """
+    global _armed_s
+    if (now_s := time.monotonic()) > _armed_s + ARM_EVERY_S:
+        _armed_s = now_s
+        faulthandler.dump_traceback_later(HUNG_S, exit=True, file=_real_stderr())
+    return (yield)
+
+
+@functools.cache
+def _real_stderr() -> int:
+    """What is not captured: during a test, descriptor 2 is a file of pytest."""
+    return os.dup(2)
+
+
+def pytest_unconfigure() -> None:
+    faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_collection_finish() -> None:
@@ -289,7 +350,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     # Everything, also what has no command line yet: a module's own process may just be starting.
     begun_s, threads, children = time.clock_gettime(time.CLOCK_BOOTTIME), _threads(), set(_descendants())
-    environment, folder, hooks = dict(os.environ), Path.cwd(), _hooks()
+    environment, folder, hooks = dict(_environment()), Path.cwd(), _hooks()
     yield
     found = [*_changed_environment(environment), *_changed_hooks(hooks)]
     if Path.cwd() != folder:
@@ -376,19 +437,26 @@ _NOT_OURS = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_", "KMP_")
 """Set by pytest and, on first use, by torch for itself."""
 
 
-def _changed_environment(before: dict[str, str]) -> list[str]:
-    if os.environ == before:
+def _environment() -> dict[bytes, bytes]:
+    """As it is, without decoding it: that costs as much as all else here, twice in each test."""
+    variables: dict[bytes, bytes] = vars(os.environ)["_data"]
+    return variables
+
+
+def _changed_environment(before: dict[bytes, bytes]) -> list[str]:
+    if _environment() == before:
         return []
     found = []
-    for name in sorted(before.keys() | os.environ.keys()):
-        old, new = before.get(name), os.environ.get(name)
+    for variable in sorted(before.keys() | _environment().keys()):
+        name, old, new = os.fsdecode(variable), before.get(variable), _environment().get(variable)
         if old == new or name.startswith(_NOT_OURS):
             continue
-        found.append(f"environment: {name} was {old!r} and is {new!r}")
-        if old is None:
+        old_value, new_value = (value if value is None else os.fsdecode(value) for value in (old, new))
+        found.append(f"environment: {name} was {old_value!r} and is {new_value!r}")
+        if old_value is None:
             del os.environ[name]
         else:
-            os.environ[name] = old
+            os.environ[name] = old_value
     return found
 
 
@@ -562,6 +630,7 @@ class Commands:
         path = os.pathsep.join(filter(None, [str(ROOT / "src"), inherited.get("PYTHONPATH", "")]))
         ours = {
             "XDG_CACHE_HOME": str(self.folder / ".cache"),
+            "XDG_CONFIG_HOME": str(self.folder / ".config"),  # alerts that the developer set up are not sent
             "XDG_STATE_HOME": str(self.folder / ".state"),
             "STEPSCOPE_HTML": "0",
         }

@@ -50,14 +50,14 @@ class Node:
         """How many samples, as they were taken or within coarser ones."""
         with open_sample_files(self.run_dir) as files:
             samples = [json.loads(line) for file in files for line in file]
-        return sum(one["over"]["samples"] if "over" in one else 1 for one in samples)
+        return sum(sample["over"]["samples"] if "over" in sample else 1 for sample in samples)
 
 
 def test_below_the_limit_nothing_is_said(tmp_path: Path) -> None:
     node = Node(tmp_path, LIMIT)
     node.minutes(122)
     assert node.warnings() == []
-    assert [one.span_s for one in sample_segments(tmp_path)] == [60, 0]
+    assert [segment.span_s for segment in sample_segments(tmp_path)] == [60, 0]
 
 
 def test_near_the_limit_it_is_told_once_and_samples_of_the_past_get_coarser(
@@ -67,13 +67,13 @@ def test_near_the_limit_it_is_told_once_and_samples_of_the_past_get_coarser(
     node.minutes(122)
     (tmp_path / "large.bin").write_bytes(bytes(int(LIMIT * 0.8)))
     node.minutes(122)
-    (told,) = node.warnings()
-    assert told.endswith(
+    (warning,) = node.warnings()
+    assert warning.endswith(
         "of the 4.0 MiB that --max-disk allows: from now on logs are shortened and past samples reduced to one per ten "
         "minutes; all steps are kept"
     )
     assert capsys.readouterr().err.count("--max-disk") == 1
-    assert {one.span_s for one in sample_segments(tmp_path)} == {600}
+    assert {segment.span_s for segment in sample_segments(tmp_path)} == {600}
     assert node.recorded() == 244 * 12
     assert (tmp_path / "steps" / "1.seg").stat().st_size == 244_000
 
@@ -115,10 +115,10 @@ def test_logs_that_cannot_be_bounded_are_told_once(tmp_path: Path, monkeypatch: 
 
 
 def test_near_the_limit_logs_get_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    requests: list[int] = []
 
     def bound(run_dir: Path, *, all_bytes: int) -> bool:
-        asked.append(all_bytes)
+        requests.append(all_bytes)
         return True
 
     monkeypatch.setattr(disk_space, "bound_logs", bound)
@@ -126,7 +126,7 @@ def test_near_the_limit_logs_get_shorter(tmp_path: Path, monkeypatch: pytest.Mon
     node.minutes(1)
     (tmp_path / "large.bin").write_bytes(bytes(int(LIMIT * 0.9)))
     node.minutes(2)
-    assert asked == [disk_space.ALL_BYTES, disk_space.ALL_BYTES, LIMIT // 8]
+    assert requests == [disk_space.ALL_BYTES, disk_space.ALL_BYTES, LIMIT // 8]
 
 
 def test_what_a_run_takes_is_what_its_files_take(tmp_path: Path) -> None:

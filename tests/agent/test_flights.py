@@ -68,7 +68,7 @@ class FlightServer:
         self.dump, self.handler = dump, handler
         self.until_ns = 1 << 62
         self.buffer = 2000
-        self.asked: list[str] = []
+        self.handlers: list[str] = []
 
     def body(self) -> bytes:
         entries = [entry for entry in self.dump["entries"] if entry["time_created_ns"] < self.until_ns]
@@ -76,7 +76,7 @@ class FlightServer:
 
     def __call__(self, connection: socket.socket, request: bytes) -> None:
         handler = request.split()[1].decode().removeprefix("/handler/")
-        self.asked.append(handler)
+        self.handlers.append(handler)
         if handler != self.handler:
             connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             return
@@ -138,13 +138,13 @@ class Node:
         for number, rank in enumerate(self.ranks):
             rank.write_steps(self.bounds(number)[first : last + 1])
 
-    def look(self) -> None:
+    def poll_once(self) -> None:
         """Until both were asked and heard."""
-        asked = [len(rank.server.asked) for rank in self.ranks]
+        counts = [len(rank.server.handlers) for rank in self.ranks]
         drains = [rank.drain for rank in self.ranks]
         for _ in range(200):
             self.turn(drains)
-            if all(len(rank.server.asked) > before for rank, before in zip(self.ranks, asked, strict=True)):
+            if all(len(rank.server.handlers) > before for rank, before in zip(self.ranks, counts, strict=True)):
                 return
         raise AssertionError("nobody was asked")
 
@@ -178,7 +178,7 @@ def test_who_waited_for_whom_in_real_dumps(node: Callable[[str], Node], fault: s
     job = node(fault)
     job.write_steps()
     job.drain()
-    job.look()
+    job.poll_once()
     window = build_window(job.end())
     seen = window.communication
     assert seen is not None and seen.measured is not None
@@ -191,11 +191,11 @@ def test_who_waited_for_whom_in_real_dumps(node: Callable[[str], Node], fault: s
     assert np.allclose(flow.least_ns / 1e6, took.sum(axis=2).min(axis=0), rtol=1e-5)
     assert seen.measured.places.all() and seen.measured.missed == 0
     # One by one, the transfer is what the last rank took, and the rest is waiting.
-    kept = [step for step in window.steps[window.steady].tolist() if kept_by_itself(step)]
+    steps = [step for step in window.steps[window.steady].tolist() if kept_by_itself(step)]
     arrivals = seen.arrivals
-    assert len(arrivals.transfer_ns) == 3 * len(kept)
-    assert np.allclose(np.sort(arrivals.transfer_ns / 1e6), np.sort(took[:, kept].min(axis=0).ravel()), atol=1e-5)
-    waits = (took - took.min(axis=0))[:, kept]
+    assert len(arrivals.transfer_ns) == 3 * len(steps)
+    assert np.allclose(np.sort(arrivals.transfer_ns / 1e6), np.sort(took[:, steps].min(axis=0).ravel()), atol=1e-5)
+    waits = (took - took.min(axis=0))[:, steps]
     assert np.allclose(arrivals.waited_ns / 1e6, waits.sum(axis=(1, 2)), atol=1e-3)
     last = [int(((waits[1 - rank] > 0.05) & (waits[rank] == 0)).sum()) for rank in (0, 1)]
     assert arrivals.last.tolist() == pytest.approx(last, abs=6)
@@ -203,7 +203,7 @@ def test_who_waited_for_whom_in_real_dumps(node: Callable[[str], Node], fault: s
     view = view_of(window)
     by_step = view.waited_ns
     assert by_step is not None
-    columns = [view.steps.tolist().index(step) for step in kept]
+    columns = [view.steps.tolist().index(step) for step in steps]
     assert np.allclose(by_step[:, columns] / 1e6, waits.sum(axis=2), atol=1e-4)
     assert np.isnan(by_step[:, view.steps.tolist().index(33)]).all()
 
@@ -250,9 +250,9 @@ class Records:
     """What becomes of dumps of one rank whose steps last ten milliseconds each."""
 
     def __init__(
-        self, *, said: tuple[ProcessGroup, ...] = (), world_size: int = 2, limits: RecordLimits | None = None
+        self, *, known_groups: tuple[ProcessGroup, ...] = (), world_size: int = 2, limits: RecordLimits | None = None
     ) -> None:
-        self.flights = FlightRecords(known=lambda: said, world_size=world_size, limits=limits)
+        self.flights = FlightRecords(known=lambda: known_groups, world_size=world_size, limits=limits)
 
     def steps(self, *numbers: int) -> None:
         slots = [
@@ -261,10 +261,10 @@ class Records:
         ]
         self.flights.see_steps(slots)
 
-    def take(self, *entries: Any, asked_ms: float = 1e6, config: Any = None, ahead_ms: int = 0) -> int:
+    def take(self, *entries: Any, requested_ms: float = 1e6, config: Any = None, ahead_ms: int = 0) -> int:
         dump = read_dump(json.dumps({"pg_config": config or {}, "entries": entries}).encode())
         assert dump is not None
-        return self.flights.take(dump, sent_ns=round(asked_ms * MS), wall_offset_ns=ahead_ms * MS)
+        return self.flights.take(dump, sent_ns=round(requested_ms * MS), wall_offset_ns=ahead_ms * MS)
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Of sums: step, slot, operation, flags, count, bytes and span; taken away."""
@@ -290,11 +290,11 @@ def at(step: float) -> int:
 def test_a_step_waits_until_all_of_it_is_over_and_was_read() -> None:
     records = Records()
     records.steps(0, 1)
-    assert records.take(entry(0, at(0), duration_ms=2.0), asked_ms=8.0) == 1
+    assert records.take(entry(0, at(0), duration_ms=2.0), requested_ms=8.0) == 1
     assert records.rows() == []  # the dump is older than the end of the step
-    assert records.take(entry(0, at(0), duration_ms=2.0), entry(1, at(1)), asked_ms=21.0) == 1
+    assert records.take(entry(0, at(0), duration_ms=2.0), entry(1, at(1)), requested_ms=21.0) == 1
     assert records.rows() == [(0, 62, "all_reduce", FLAG_DEVICE, 1, 4000, 2 * MS)]
-    assert records.take(entry(1, at(1), duration_ms=3.0), asked_ms=22.0) == 0
+    assert records.take(entry(1, at(1), duration_ms=3.0), requested_ms=22.0) == 0
     assert records.rows() == [(1, 62, "all_reduce", FLAG_DEVICE, 1, 4000, 3 * MS)]
     assert not records.flights.waiting
 
@@ -302,7 +302,7 @@ def test_a_step_waits_until_all_of_it_is_over_and_was_read() -> None:
 def test_what_was_overwritten_is_counted_and_not_guessed() -> None:
     records = Records()
     records.steps(*range(6))
-    records.take(*(entry(number, at(number), duration_ms=1.0) for number in range(2)), asked_ms=20.0)
+    records.take(*(entry(number, at(number), duration_ms=1.0) for number in range(2)), requested_ms=20.0)
     records.take(*(entry(number, at(number), duration_ms=1.0) for number in range(4, 6)))
     assert [(row[0], row[3], row[4]) for row in records.rows()] == [
         (0, FLAG_DEVICE, 1),
@@ -317,7 +317,7 @@ def test_what_was_overwritten_is_counted_and_not_guessed() -> None:
 def test_one_that_was_overwritten_before_it_was_over_spoils_its_step_alone() -> None:
     records = Records()
     records.steps(0, 1)
-    records.take(entry(0, at(0)), asked_ms=10.0)
+    records.take(entry(0, at(0)), requested_ms=10.0)
     records.take(entry(1, at(1), duration_ms=1.0))
     assert [(row[0], row[3]) for row in records.rows()] == [(0, FLAG_MISSED), (1, FLAG_DEVICE)]
 
@@ -325,7 +325,7 @@ def test_one_that_was_overwritten_before_it_was_over_spoils_its_step_alone() -> 
 def test_a_recorder_that_was_reset_counts_anew() -> None:
     records = Records()
     records.steps(0, 1, 2, 3)
-    records.take(entry(70, at(0), duration_ms=1.0), entry(71, at(1), duration_ms=1.0), asked_ms=20.0)
+    records.take(entry(70, at(0), duration_ms=1.0), entry(71, at(1), duration_ms=1.0), requested_ms=20.0)
     records.take(entry(0, at(3), duration_ms=1.0))
     assert [(row[0], row[3]) for row in records.rows()] == [
         (0, FLAG_MISSED),  # it may have begun before the first entry
@@ -338,8 +338,10 @@ def test_a_recorder_that_was_reset_counts_anew() -> None:
 def test_a_reset_is_noticed_though_the_recorder_is_past_where_it_was() -> None:
     records = Records()
     records.steps(*range(6))
-    records.take(*(entry(number, at(number), duration_ms=1.0) for number in range(2)), asked_ms=20.0)
-    assert records.take(*(entry(number, at(2 + number), duration_ms=2.0) for number in range(4)), asked_ms=60.0) == 4
+    records.take(*(entry(number, at(number), duration_ms=1.0) for number in range(2)), requested_ms=20.0)
+    assert (
+        records.take(*(entry(number, at(2 + number), duration_ms=2.0) for number in range(4)), requested_ms=60.0) == 4
+    )
     assert [(row[0], row[3], row[6]) for row in records.rows()] == [
         (0, FLAG_DEVICE, MS),
         (1, FLAG_DEVICE, MS),
@@ -350,8 +352,10 @@ def test_a_reset_is_noticed_though_the_recorder_is_past_where_it_was() -> None:
 
 def test_entries_out_of_order_groups_and_sends() -> None:
     """Two groups, one of them the rank's own; sends and recvs, which are summed and never hold a step up in vain."""
-    said = (ProcessGroup(slot=3, name="7", description="mesh_tp", kind="tensor", backend="nccl", ranks=(0, 1), size=2),)
-    records = Records(said=said, world_size=4)
+    known_groups = (
+        ProcessGroup(slot=3, name="7", description="mesh_tp", kind="tensor", backend="nccl", ranks=(0, 1), size=2),
+    )
+    records = Records(known_groups=known_groups, world_size=4)
     records.steps(0)
     pipe = {"process_group": ["9", "mesh_pp"], "is_p2p": True, "collective_seq_id": 0}
     entries = [
@@ -376,13 +380,13 @@ def test_entries_out_of_order_groups_and_sends() -> None:
 
 
 def test_names_without_end_are_not_kept() -> None:
-    asked: list[int] = []
+    requests: list[int] = []
 
-    def said() -> tuple[ProcessGroup, ...]:
-        asked.append(1)
+    def known_groups() -> tuple[ProcessGroup, ...]:
+        requests.append(1)
         return ()
 
-    flights = FlightRecords(known=said, world_size=2)
+    flights = FlightRecords(known=known_groups, world_size=2)
     for first in range(0, 1000, 100):
         entries = [
             entry(number, at(number), process_group=[f"{number:05}" + "x" * 2000, ""])
@@ -393,7 +397,7 @@ def test_names_without_end_are_not_kept() -> None:
         assert flights.take(dump, sent_ns=10_000 * MS, wall_offset_ns=0) == 100
     assert len(flights._slots) == len(flights.found) == 31
     assert max(map(len, flights._slots)) == max(len(key[0]) for key in flights._by_key) == 80
-    assert len(asked) == 10  # the header of the ring, once for each dump
+    assert len(requests) == 10  # the header of the ring, once for each dump
     assert [call.slot for call in flights._calls] == [*range(62, 31, -1), *[63] * 969]
 
 
@@ -401,7 +405,9 @@ def test_a_coalesced_call_is_one_collective_with_the_time_of_its_last_entry() ->
     records = Records()
     records.steps(0)
     inner = [entry(number, at(0), seq=5) for number in range(3)]
-    records.take(*inner, entry(3, at(0), op="coalesced", seq=5, input_sizes=[]), entry(4, at(0), seq=6), asked_ms=10.0)
+    records.take(
+        *inner, entry(3, at(0), op="coalesced", seq=5, input_sizes=[]), entry(4, at(0), seq=6), requested_ms=10.0
+    )
     assert records.rows() == []
     done = entry(3, at(0), op="coalesced", seq=5, input_sizes=[], duration_ms=6.0)
     records.take(*inner, done, entry(4, at(0), seq=6, duration_ms=1.0))
@@ -427,9 +433,9 @@ def test_a_kind_of_which_only_some_have_a_duration_spoils_its_step() -> None:
 def test_one_that_is_never_over_spoils_its_step() -> None:
     records = Records()
     records.steps(0)
-    records.take(entry(0, at(0), op="broadcast", duration_ms=1.0), entry(1, at(0)), asked_ms=60_000.0)
+    records.take(entry(0, at(0), op="broadcast", duration_ms=1.0), entry(1, at(0)), requested_ms=60_000.0)
     assert records.rows() == []
-    records.take(entry(1, at(0)), asked_ms=60_011.0)
+    records.take(entry(1, at(0)), requested_ms=60_011.0)
     assert [(row[0], row[3]) for row in records.rows()] == [(0, FLAG_MISSED)]
 
 
@@ -438,11 +444,11 @@ def test_a_wall_clock_that_is_set_costs_what_was_called_since_the_last_read(ahea
     records = Records()
     records.steps(*range(600, 607))
     calls = [entry(number, at(600 + number), duration_ms=1.0) for number in range(4)]
-    records.take(entry(0, at(600), duration_ms=1.0), entry(1, at(601)), asked_ms=6015.5)
+    records.take(entry(0, at(600), duration_ms=1.0), entry(1, at(601)), requested_ms=6015.5)
     assert [(row[0], row[3]) for row in records.rows()] == [(600, FLAG_DEVICE)]
     later = [entry(number, at(600 + number) + ahead_ms * MS, duration_ms=1.0) for number in range(4, 7)]
-    assert records.take(*calls, later[0], asked_ms=6046.0, ahead_ms=ahead_ms) == 3
-    assert records.take(*calls, *later, asked_ms=6100.0, ahead_ms=ahead_ms) == 2
+    assert records.take(*calls, later[0], requested_ms=6046.0, ahead_ms=ahead_ms) == 3
+    assert records.take(*calls, *later, requested_ms=6100.0, ahead_ms=ahead_ms) == 2
     assert [(row[0], row[3]) for row in records.rows()] == [
         *[(step, FLAG_MISSED) for step in (601, 602, 603, 604)],
         *[(step, FLAG_DEVICE) for step in (605, 606)],
@@ -458,8 +464,8 @@ def test_a_time_that_cannot_be_right_costs_the_steps_around_it(wrong: int, place
     records.steps(*range(600, 608))
     calls = [entry(number, at(600 + number) + WALL_NS, duration_ms=1.0) for number in range(8)]
     calls[place]["time_created_ns"] = wrong
-    records.take(*calls[:6], asked_ms=6060.0, ahead_ms=WALL_NS // MS)
-    records.take(*calls, asked_ms=6080.0, ahead_ms=WALL_NS // MS)
+    records.take(*calls[:6], requested_ms=6060.0, ahead_ms=WALL_NS // MS)
+    records.take(*calls, requested_ms=6080.0, ahead_ms=WALL_NS // MS)
     spoiled = {0: (600, 601), 2: (601, 602, 603), 5: (604, 605, 606)}[place]
     assert [(row[0], row[3]) for row in records.rows()] == [
         (step, FLAG_MISSED if step in spoiled else FLAG_DEVICE) for step in range(600, 608)
@@ -470,7 +476,9 @@ def test_without_steps_nothing_grows() -> None:
     """As in an evaluation: what nobody claims goes, and what is gone is one gap."""
     records = Records(limits=RecordLimits(calls=20, changes=10))
     for first in range(0, 100, 10):
-        records.take(*(entry(n, at(n), duration_ms=1.0) for n in range(first, first + 10)), asked_ms=10 * first + 100)
+        records.take(
+            *(entry(n, at(n), duration_ms=1.0) for n in range(first, first + 10)), requested_ms=10 * first + 100
+        )
         records.flights.see_phases([(at(n), FORWARD) for n in range(first, first + 10)])
     flights = records.flights
     assert len(flights._calls) == 20 and len(flights._by_key) == 20
@@ -490,7 +498,7 @@ def test_many_gaps_become_few() -> None:
     records = Records(limits=RecordLimits(gaps=10))
     for step in range(0, 400, 4):  # of every four two were overwritten
         seen = (entry(number, at(number), duration_ms=1.0) for number in (step, step + 1))
-        records.take(*seen, asked_ms=10 * step + 20)
+        records.take(*seen, requested_ms=10 * step + 20)
     gaps = records.flights._gaps
     assert 5 <= len(gaps) <= 10 and gaps[0][0] == at(1) and gaps[-1] == (at(393), at(396))
     records.steps(*range(393, 398))
@@ -502,7 +510,7 @@ def test_steps_that_waited_in_vain_are_missed() -> None:
     records = Records(limits=RecordLimits(steps=3))
     records.steps(*range(4))
     assert records.rows() == []  # nobody knows whether there is a recorder
-    records.take(entry(0, at(3), duration_ms=1.0), asked_ms=40.0)
+    records.take(entry(0, at(3), duration_ms=1.0), requested_ms=40.0)
     assert [(row[0], row[3]) for row in records.rows()] == [(3, FLAG_DEVICE)]
     records.steps(*range(4, 9))
     assert [(row[0], row[3]) for row in records.rows()] == [(4, FLAG_MISSED), (5, FLAG_MISSED)]
@@ -577,7 +585,7 @@ def test_a_second_agent_goes_on_where_the_first_one_was(node: Callable[[str], No
     job = node("backward")
     job.write_steps(0, 20)
     job.drain()
-    job.look()
+    job.poll_once()
     job.write_steps(20, 30)
     job.drain()  # with it the collectives of the first twenty
     job.write_steps(30, STEPS)
@@ -585,7 +593,7 @@ def test_a_second_agent_goes_on_where_the_first_one_was(node: Callable[[str], No
         rank.drain.close()
         rank.drain = RingDrain(RingReader(rank.stream.ring.path), job.paths.run_dir)
     job.reader = job.new_reader()
-    job.look()
+    job.poll_once()
     job.drain()
     window = build_window(job.end())
     assert window.communication is not None and window.communication.measured is not None
@@ -605,7 +613,7 @@ def test_a_buffer_that_is_too_small_is_a_sample(node: Callable[[str], Node]) -> 
         for number, rank in enumerate(job.ranks):
             rank.server.until_ns = job.bounds(number)[first + 20] + WALL_NS
         job.ring_ns = max(job.bounds(number)[first + 20] for number in (0, 1))
-        job.look()
+        job.poll_once()
     window = build_window(job.end())
     seen = window.communication
     assert seen is not None and seen.measured is not None
@@ -622,7 +630,7 @@ def test_readers_of_the_segment_get_all_of_it_frame_by_frame_and_sealed(node: Ca
     for first in range(0, STEPS, 10):
         job.write_steps(first, first + 10)
         job.drain()
-        job.look()
+        job.poll_once()
         after_seq = parts[-1].last_seq if parts else 0
         found, offset = parts_from(path, offset, after_seq=after_seq, most_slots=1 << 20)
         parts += found
@@ -650,18 +658,18 @@ def test_how_often_a_rank_is_asked(node: Callable[[str], Node]) -> None:
     assert 3 <= asked_in(job, 20, per_turn=1) <= 5
     job.now_s += 300
     assert 2 <= asked_in(job, 61, per_turn=1) <= 3
-    before = len(first.server.asked)
+    before = len(first.server.handlers)
     for _ in range(200):
         first.stream.ledger.put(data_word(ALLOCATED, 1))
         job.turn(drains, watched=True)
-    assert 3 <= len(first.server.asked) - before <= 5
-    assert len(job.ranks[1].server.asked) == 1
+    assert 3 <= len(first.server.handlers) - before <= 5
+    assert len(job.ranks[1].server.handlers) == 1
 
 
 def asked_in(job: Node, seconds: int, *, per_turn: int) -> int:
     """How often the first rank is asked while it lives, with so many collectives in a tenth of a second."""
     first = job.ranks[0]
-    before = len(first.server.asked)
+    before = len(first.server.handlers)
     for _ in range(10 * seconds):
         first.stream.ledger.put(data_word(ALLOCATED, 1))  # a sign of life
         last = first.server.dump["entries"][-1]
@@ -669,7 +677,7 @@ def asked_in(job: Node, seconds: int, *, per_turn: int) -> int:
             {**last, "record_id": last["record_id"] + 1 + more} for more in range(per_turn)
         ]
         job.turn([rank.drain for rank in job.ranks])
-    return len(first.server.asked) - before
+    return len(first.server.handlers) - before
 
 
 def test_one_that_is_quiet_for_longer_than_ever_is_asked_soon(
@@ -682,12 +690,12 @@ def test_one_that_is_quiet_for_longer_than_ever_is_asked_soon(
     asked_in(job, 20, per_turn=1)
 
     def asked_with_a_word_every(seconds: float, times: int) -> int:
-        before = len(first.server.asked)
+        before = len(first.server.handlers)
         for _ in range(times):
             first.stream.ledger.put(data_word(ALLOCATED, 1))
             for _ in range(int(10 * seconds)):
                 job.turn(drains)
-        return len(first.server.asked) - before
+        return len(first.server.handlers) - before
 
     asked_with_a_word_every(2.0, 2)
     assert asked_with_a_word_every(2.0, 15) <= 2
@@ -730,10 +738,10 @@ def test_the_right_recorder_is_found_and_a_silent_server_left_alone(node: Callab
     job.drain()
     for _ in range(200):  # twenty seconds
         job.turn([rank.drain for rank in job.ranks])
-    assert job.ranks[0].server.asked[:2] == list(HANDLERS[:2])
-    assert set(job.ranks[0].server.asked[2:]) <= {HANDLERS[1]}
-    assert job.ranks[1].server.asked[:5] == [*HANDLERS, HANDLERS[0]]
-    assert 8 <= len(job.ranks[1].server.asked) <= 24  # ever more rarely
+    assert job.ranks[0].server.handlers[:2] == list(HANDLERS[:2])
+    assert set(job.ranks[0].server.handlers[2:]) <= {HANDLERS[1]}
+    assert job.ranks[1].server.handlers[:5] == [*HANDLERS, HANDLERS[0]]
+    assert 8 <= len(job.ranks[1].server.handlers) <= 24  # ever more rarely
 
 
 def entry(record_id: int, created_ns: int, *, op: str = "all_reduce", seq: int | None = None, **more: Any) -> Any:

@@ -34,9 +34,9 @@ class Kernel(FakeClock):
         """Bytes received and sent, errors and drops; half of these on each side."""
         lines = ["Inter-| Receive | Transmit", " face |bytes packets errs drop fifo frame compressed multicast|bytes"]
         for name, (received, sent, errors, drops) in counts.items():
-            one = [received, 1, errors - errors // 2, drops // 2, 0, 0, 0, 0]
+            first = [received, 1, errors - errors // 2, drops // 2, 0, 0, 0, 0]
             other = [sent, 1, errors // 2, drops - drops // 2, 0, 0, 0, 0]
-            lines.append(f"{name:>6}: " + " ".join(map(str, [*one, *other])))
+            lines.append(f"{name:>6}: " + " ".join(map(str, [*first, *other])))
         (self.proc / "dev").write_text("\n".join(lines) + "\n")
 
     def tcp(self, out: int, again: int, errors: int, timeouts: int) -> None:

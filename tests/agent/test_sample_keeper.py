@@ -65,10 +65,10 @@ def test_ten_days_stay_small_and_keep_mean_and_peak(tmp_path: Path) -> None:
     assert sample_bytes(tmp_path) < samples_end(tmp_path) / 4
     found = lines(tmp_path)
     total = 24 * 10 * int(SEGMENT_S) // EVERY_S * GPUS
-    assert sum(one["over"]["samples"] if "over" in one else 1 for one in found) == total
-    peaks = [one["over"]["max"]["power_w"] if "over" in one else one["power_w"] for one in found]
+    assert sum(row["over"]["samples"] if "over" in row else 1 for row in found) == total
+    peaks = [row["over"]["max"]["power_w"] if "over" in row else row["power_w"] for row in found]
     assert max(peaks) == 900.0
-    means = [(one["over"]["mean"]["power_w"], one["over"]["samples"]) for one in found if "over" in one]
+    means = [(row["over"]["mean"]["power_w"], row["over"]["samples"]) for row in found if "over" in row]
     mean = sum(value * count for value, count in means) / sum(count for _, count in means)
     assert mean == pytest.approx(301.0, abs=0.01)
 
@@ -78,11 +78,11 @@ def test_what_a_hub_has_in_part_stays_until_it_has_the_rest(tmp_path: Path) -> N
     keeper = SampleKeeper(tmp_path, claim, clock=clock)
     claim.reading(100)
     record(tmp_path, keeper, clock, 4)
-    assert [one.span_s for one in sample_segments(tmp_path)] == [0, 60, 60, 0]
+    assert [segment.span_s for segment in sample_segments(tmp_path)] == [0, 60, 60, 0]
     claim.sent(sample_segments(tmp_path)[0].end)
     clock.now_s += 60
     work(keeper, clock)
-    assert [one.span_s for one in sample_segments(tmp_path)] == [60, 60, 60, 0]
+    assert [segment.span_s for segment in sample_segments(tmp_path)] == [60, 60, 60, 0]
 
 
 def test_killed_before_the_old_segment_was_removed_nothing_is_there_twice(
@@ -94,10 +94,10 @@ def test_killed_before_the_old_segment_was_removed_nothing_is_there_twice(
         patch.setattr(Path, "unlink", lambda *args, **kwargs: None)
         record(tmp_path, keeper, clock, 2)
     assert len(list((tmp_path / "samples").iterdir())) == 3
-    assert [one.span_s for one in sample_segments(tmp_path)] == [60, 0]
+    assert [segment.span_s for segment in sample_segments(tmp_path)] == [60, 0]
     clock.now_s += 60
     work(SampleKeeper(tmp_path, clock=SecondsClock()), clock)
-    assert [one.span_s for one in sample_segments(tmp_path)] == [60, 0]
+    assert [segment.span_s for segment in sample_segments(tmp_path)] == [60, 0]
 
 
 def test_positions_hold_while_segments_are_thinned(tmp_path: Path) -> None:

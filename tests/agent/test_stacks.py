@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from stepscope.agent import stacks
 from stepscope.agent.stacks import (
+    CHANGE_QUESTIONS,
     MAX_QUESTIONS,
     ROUND,
     STRETCH_NS,
@@ -163,13 +164,13 @@ class Child:
     def sampler(self, *, sampled: int = 0, **pace: float) -> StackSampler:
         return StackSampler(self.reader, self.pid, sampled=sampled, pace=SamplingPace(**pace))
 
-    def look(self) -> dict[str, Any] | None:
+    def take_sample(self) -> dict[str, Any] | None:
         """By somebody who has not looked before."""
         return self.sampler().sample(self.pidfd)
 
     def stack(self, sampler: StackSampler | None = None) -> dict[str, Any]:
         sampler = sampler or self.sampler()
-        return look_until(sampler, self.pidfd, lambda found: found is not None)
+        return sample_until(sampler, self.pidfd, lambda found: found is not None)
 
     def close(self) -> int:
         self.process.communicate()
@@ -199,7 +200,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def look_until(sampler: StackSampler, pidfd: int, done: Callable[[Any], bool]) -> Any:
+def sample_until(sampler: StackSampler, pidfd: int, done: Callable[[Any], bool]) -> Any:
     deadline = time.monotonic() + 30
     while not done(found := sampler.sample(pidfd)):
         assert time.monotonic() < deadline, "waited in vain"
@@ -250,9 +251,9 @@ def test_one_that_runs_is_asked_where_its_interpreter_lets_it_answer(
     ],
 )
 def test_nobody_is_asked_who_cannot_answer(child: Child, sent: list[int], tmp_path: Path, words: list[str]) -> None:
-    assert child.look() is None  # without an offer
+    assert child.take_sample() is None  # without an offer
     child.say(*words)
-    assert child.look() is None
+    assert child.take_sample() is None
     assert child.sampler().sample(None) is None  # without a pidfd
     assert sent == []
     assert words[-1] != "other file" or (tmp_path / "other").read_bytes() == b""
@@ -264,7 +265,7 @@ def test_nor_by_a_signal_that_a_damaged_header_names(child: Child, sent: list[in
         with child.reader.path.open("r+b") as file:
             file.seek(96)
             file.write(word.to_bytes(8, "little"))
-        assert child.look() is None
+        assert child.take_sample() is None
     assert sent == []
 
 
@@ -272,10 +273,10 @@ def test_nor_in_a_phase_that_is_not_known_to_take_long_or_waits_for_peers(child:
     child.say("offer")
     for phase in (INPUT, FORWARD, BACKWARD, OPTIMIZER, H2D, COMM, FIRST_USER_SLOT):
         child.say(f"enter {phase}")
-        assert child.look() is None
+        assert child.take_sample() is None
     for phase in (H2D, COMM, FIRST_USER_SLOT):
         child.say(f"steps {phase}", f"enter {phase}")
-        assert child.look() is None
+        assert child.take_sample() is None
     assert sent == []
 
 
@@ -319,7 +320,7 @@ def test_not_in_a_sleep_of_native_code_which_the_signal_would_end(child: Child, 
     while not sleeps_in_native_code(process):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert child.look() is None
+    assert child.take_sample() is None
     assert sent == []
     signal.pidfd_send_signal(child.pidfd, NUMBER)  # which ends it
     assert child.process.stdout is not None
@@ -331,7 +332,7 @@ def test_what_was_written_in_another_stretch_is_dropped(child: Child, sent: list
     sampler = child.sampler(brief_polls=0)
     assert sampler.sample(child.pidfd) is None
     child.say("enter 3")
-    assert look_until(sampler, child.pidfd, lambda _: not sampler.pending) is None
+    assert sample_until(sampler, child.pidfd, lambda _: not sampler.pending) is None
     assert sent == [ASKED]
 
 
@@ -342,7 +343,7 @@ def test_a_stack_inside_our_own_hooks_is_dropped(tmp_path: Path, sent: list[int]
     child = Child(tmp_path, script)
     child.say("offer")
     sampler = child.sampler()
-    assert look_until(sampler, child.pidfd, lambda _: sent and not sampler.pending) is None
+    assert sample_until(sampler, child.pidfd, lambda _: sent and not sampler.pending) is None
     assert sent == [ASKED]
     assert child.close() == 0
 
@@ -389,7 +390,7 @@ def test_the_stack_of_another_thread_is_of_the_phase_in_which_it_was_read(
     assert sampler.sample(child.pidfd) is None
     assert sampler.seeks
     child.say(f"enter {phase}")  # by its clock, long before the stack was read
-    found = look_until(sampler, child.pidfd, lambda _: not sampler.pending)
+    found = sample_until(sampler, child.pidfd, lambda _: not sampler.pending)
     assert (found and (found["phase"], found["step"], found["between"])) == (
         ("input", 7, False) if phase == INPUT else None
     )
@@ -397,7 +398,7 @@ def test_the_stack_of_another_thread_is_of_the_phase_in_which_it_was_read(
     assert sent == [ASKED]
 
 
-def test_a_long_stop_is_asked_about_at_once(child: Child, sent: list[int]) -> None:
+def test_a_long_stop_is_questions_about_at_once(child: Child, sent: list[int]) -> None:
     """An evaluation of half a second, every hundredth step, would seldom be met by a question every two seconds."""
     child.say("offer", "step")
     sampler = child.sampler(pause_s=1000.0, first_pause_s=1000.0)
@@ -411,7 +412,7 @@ def test_a_long_stop_is_asked_about_at_once(child: Child, sent: list[int]) -> No
     assert sent == [ASKED] * 3
 
 
-def test_only_the_first_long_stops_are_asked_about_at_once() -> None:
+def test_only_the_first_long_stops_are_questions_about_at_once() -> None:
     sampler = sampler_of(Ring({}))
     asked = []
     for step in range(100):
@@ -427,7 +428,7 @@ def test_only_the_first_long_stops_are_asked_about_at_once() -> None:
 
 def test_only_so_often(child: Child, sent: list[int]) -> None:
     child.say("offer")
-    sampler = child.sampler(sampled=MAX_QUESTIONS - 3, pause_s=0.0)
+    sampler = child.sampler(sampled=MAX_QUESTIONS - CHANGE_QUESTIONS - 3, pause_s=0.0)
     for _ in range(3):
         child.stack(sampler)
     assert [sampler.sample(child.pidfd) for _ in range(3)] == [None] * 3
@@ -441,7 +442,7 @@ def test_who_does_not_answer_is_not_asked_again(child: Child, sent: list[int]) -
     sampler = child.sampler(pause_s=0.0, patience_s=0.05)
     assert sampler.sample(child.pidfd) is None
     child.say("enter 3")
-    look_until(sampler, child.pidfd, lambda _: not sampler.pending)
+    sample_until(sampler, child.pidfd, lambda _: not sampler.pending)
     child.say(f"enter {OTHER}")
     assert [sampler.sample(child.pidfd) for _ in range(3)] == [None] * 3
     assert sent == [NUMBER]
@@ -464,7 +465,7 @@ def test_who_cannot_answer_yet_is_waited_for(child: Child, sent: list[int], monk
     assert [sampler.sample(child.pidfd) for _ in range(5)] == [None] * 5
     child.say("unblock")
     monkeypatch.undo()
-    look_until(sampler, child.pidfd, lambda _: not sampler.pending)
+    sample_until(sampler, child.pidfd, lambda _: not sampler.pending)
     child.say(f"enter {OTHER}")
     assert child.stack(sampler)["frames"]
 
@@ -473,7 +474,7 @@ def test_a_process_that_is_gone_is_none(tmp_path: Path, sent: list[int]) -> None
     child = Child(tmp_path)
     child.say("offer")
     child.process.communicate()
-    assert child.look() is None
+    assert child.take_sample() is None
     assert sent == []
     child.close()
 
@@ -488,6 +489,7 @@ class Ring:
 
     def __init__(self, shares: dict[int, float]) -> None:
         self.shares = shares
+        self.took_ms: dict[int, float] = {}
         self.phase = OTHER
 
     def live(self) -> LivePhase:
@@ -496,8 +498,11 @@ class Ring:
     def recent_shares(self) -> tuple[float, ...]:
         return tuple(self.shares.get(phase, 0.0) for phase in range(PHASE_SLOTS))
 
+    def latest_phase_ns(self) -> tuple[float, ...]:
+        return tuple(self.took_ms.get(phase, 0.0) * 1e6 for phase in range(PHASE_SLOTS)) if self.took_ms else ()
 
-def asked_about(sampler: StackSampler, ring: Ring, order: Sequence[int], rounds: int) -> Counter[int]:
+
+def questions_about(sampler: StackSampler, ring: Ring, order: Sequence[int], rounds: int) -> Counter[int]:
     """By phase, while the rank goes through them again and again."""
     found: Counter[int] = Counter()
     for phase in order * rounds:
@@ -515,53 +520,85 @@ def sampler_of(ring: Ring) -> StackSampler:
 
 def test_every_phase_with_a_good_part_of_the_steps_gets_its_questions() -> None:
     ring = Ring({INPUT: 0.05, FORWARD: 0.5, BACKWARD: 0.4, OPTIMIZER: 0.03, COMM: 0.4, EVAL: 0.02})
-    found = asked_about(sampler_of(ring), ring, [INPUT, FORWARD, COMM, BACKWARD, OPTIMIZER, EVAL], 100)
+    found = questions_about(sampler_of(ring), ring, [INPUT, FORWARD, COMM, BACKWARD, OPTIMIZER, EVAL], 100)
     assert found == {INPUT: ROUND, FORWARD: ROUND, BACKWARD: ROUND, OPTIMIZER: ROUND}
 
 
-def test_what_takes_most_of_the_time_is_asked_about_first() -> None:
+def test_what_takes_most_of_the_time_is_questions_about_first() -> None:
     """A slow collate function must have its line in a run that lasts a few seconds."""
     ring = Ring({INPUT: 0.7, FORWARD: 0.1, BACKWARD: 0.1, OPTIMIZER: 0.1})
-    found = asked_about(sampler_of(ring), ring, [INPUT, FORWARD, BACKWARD, OPTIMIZER], 3)
+    found = questions_about(sampler_of(ring), ring, [INPUT, FORWARD, BACKWARD, OPTIMIZER], 3)
     assert found == {INPUT: 3, FORWARD: 1, BACKWARD: 1, OPTIMIZER: 1}
 
 
 def test_what_takes_most_of_the_time_does_not_wait_for_what_is_seldom_met() -> None:
     ring = Ring({INPUT: 0.75, BACKWARD: 0.05, OTHER: 0.03})
-    assert asked_about(sampler_of(ring), ring, [INPUT], 5) == {INPUT: 5}
+    assert questions_about(sampler_of(ring), ring, [INPUT], 5) == {INPUT: 5}
 
 
 def test_what_was_sought_in_vain_before_the_steps_is_not_kept_waiting() -> None:
     """Input was all that had been seen while a slow start went on."""
     ring = Ring({INPUT: 1.0})
     sampler = sampler_of(ring)
-    assert asked_about(sampler, ring, [COMM], 1000) == {}
+    assert questions_about(sampler, ring, [COMM], 1000) == {}
     ring.shares = {INPUT: 0.7, OPTIMIZER: 0.3}
-    assert asked_about(sampler, ring, [OPTIMIZER, INPUT], 5) == {INPUT: 5, OPTIMIZER: 3}
+    assert questions_about(sampler, ring, [OPTIMIZER, INPUT], 5) == {INPUT: 5, OPTIMIZER: 3}
 
 
 def test_what_every_step_has_leaves_questions_for_what_comes_later() -> None:
     ring = Ring({INPUT: 0.2, FORWARD: 0.4, BACKWARD: 0.4})
     sampler = sampler_of(ring)
-    asked_about(sampler, ring, [INPUT, FORWARD, BACKWARD], 100)
+    questions_about(sampler, ring, [INPUT, FORWARD, BACKWARD], 100)
     ring.shares = {INPUT: 0.1, FORWARD: 0.2, BACKWARD: 0.2, OTHER: 0.5}
-    found = asked_about(sampler, ring, [OTHER, INPUT, FORWARD, BACKWARD], 100)
-    assert found == {OTHER: MAX_QUESTIONS - 3 * ROUND}
+    found = questions_about(sampler, ring, [OTHER, INPUT, FORWARD, BACKWARD], 100)
+    assert found == {OTHER: MAX_QUESTIONS - 3 * ROUND - CHANGE_QUESTIONS}
 
 
-def test_a_phase_that_takes_notably_more_than_before_is_asked_about_again() -> None:
+def test_a_phase_that_takes_notably_more_than_before_is_questions_about_again() -> None:
     ring = Ring({FORWARD: 0.2})
     sampler = sampler_of(ring)
-    assert asked_about(sampler, ring, [FORWARD], 100) == {FORWARD: ROUND}
+    assert questions_about(sampler, ring, [FORWARD], 100) == {FORWARD: ROUND}
     ring.shares = {FORWARD: 0.25}
-    assert asked_about(sampler, ring, [FORWARD], 100) == {}
+    assert questions_about(sampler, ring, [FORWARD], 100) == {}
     ring.shares = {FORWARD: 0.5}
-    assert asked_about(sampler, ring, [FORWARD], 100) == {FORWARD: ROUND}
+    assert questions_about(sampler, ring, [FORWARD], 100) == {FORWARD: ROUND}
+
+
+def test_a_phase_that_becomes_longer_per_step_has_questions_left_for_it() -> None:
+    """Forward took most of the time before, too, and all other questions were used up long ago."""
+    ring = Ring({FORWARD: 0.7, OTHER: 0.3})
+    ring.took_ms = {FORWARD: 20.0, OTHER: 8.0}
+    sampler = sampler_of(ring)
+    order = [FORWARD, OTHER]
+    assert questions_about(sampler, ring, order, 1000).total() == MAX_QUESTIONS - CHANGE_QUESTIONS
+    ring.took_ms = {FORWARD: 29.0, OTHER: 8.0}  # less than half more
+    assert questions_about(sampler, ring, order, 100) == {}
+    ring.took_ms = {FORWARD: 20.0, OTHER: 8.0, OPTIMIZER: 1.0}  # not worth it
+    assert questions_about(sampler, ring, order, 100) == {}
+    ring.took_ms = {FORWARD: 80.0, OTHER: 8.0}
+    assert questions_about(sampler, ring, order, 100) == {FORWARD: ROUND}
+    ring.took_ms = {FORWARD: 20.0, OTHER: 8.0}  # as before: nothing to learn
+    assert questions_about(sampler, ring, order, 100) == {}
+    ring.took_ms = {FORWARD: 20.0, OTHER: 60.0}
+    assert questions_about(sampler, ring, order, 100) == {OTHER: ROUND}
+    ring.took_ms = {FORWARD: 200.0, OTHER: 60.0}
+    assert questions_about(sampler, ring, order, 100) == {}  # that was all
+
+
+def test_a_single_look_at_longer_steps_is_not_a_change() -> None:
+    ring = Ring({FORWARD: 0.9})
+    ring.took_ms = {FORWARD: 20.0}
+    sampler = sampler_of(ring)
+    questions_about(sampler, ring, [FORWARD], 100)
+    for _ in range(10):
+        for took_ms in (80.0, 20.0):
+            ring.took_ms = {FORWARD: took_ms}
+            assert questions_about(sampler, ring, [FORWARD], 1) == {}
 
 
 def test_a_phase_that_is_never_met_does_not_hold_the_others_up() -> None:
     ring = Ring({OTHER: 0.03, FORWARD: 0.5})
-    assert asked_about(sampler_of(ring), ring, [FORWARD], 1000) == {FORWARD: ROUND}
+    assert questions_about(sampler_of(ring), ring, [FORWARD], 1000) == {FORWARD: ROUND}
 
 
 # -- what faulthandler writes -----------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ class Job:
         for place in (self.run_dir / "steps", self.run_dir / "logs", self.run_dir / "errors", self.session):
             place.mkdir(parents=True)
         self.now_s = 1000.0
+        self.captured = False
         self.policy = policy
         self.streams: dict[int, RingStream] = {}
         self.drains: dict[int, RingDrain] = {}
@@ -92,7 +93,7 @@ class Job:
             self.check()
 
     def check(self) -> None:
-        self.dog.check(self.drains.values())
+        self.dog.check(self.drains.values(), captured=self.captured)
         if self.dog._inquiry is not None:
             self.dog._inquiry.thread.join()
 
@@ -142,7 +143,7 @@ def hang(evidence: Evidence, number: int) -> HangRecord:
 
 
 def excuse(reason: str, again_s: float) -> Callable[[Evidence, int], NotAHang]:
-    return lambda evidence, number: NotAHang(reason=reason, evidence=("a sign",), look_again_s=again_s)
+    return lambda evidence, number: NotAHang(reason=reason, evidence=("a sign",), check_again_s=again_s)
 
 
 @pytest.fixture
@@ -165,6 +166,16 @@ def test_a_job_that_goes_on_is_never_looked_into(job: Job) -> None:
         job.wait(9.8)
     assert job.judged == []
     assert job.events("hang", "not_a_hang") == []
+
+
+def test_ranks_that_write_a_trace_are_waited_for(job: Job) -> None:
+    two(job)
+    job.captured = True
+    job.wait(60)
+    assert job.judged == []
+    job.captured = False
+    job.wait(0.2)
+    assert len(job.judged) == 1
 
 
 def test_words_beyond_the_head_count(job: Job) -> None:
@@ -298,14 +309,14 @@ def evidence_files(job: Job) -> list[EvidenceFile]:
 def test_with_ranks_elsewhere_what_was_gathered_is_kept(job: Job) -> None:
     two(job, world=4)
     job.wait(11)
-    (record,), (one,) = read_hangs(job.run_dir)[0], evidence_files(job)
-    assert (one.number, one.excuse, one.over_wall_ns, one.evidence.host) == (record.number, "", None, "node")
-    assert (one.stopped_wall_ns, one.gathered_wall_ns) == (record.stopped_wall_ns, record.declared_wall_ns)
-    assert one.evidence == job.judged[0]
+    (record,), (first,) = read_hangs(job.run_dir)[0], evidence_files(job)
+    assert (first.number, first.excuse, first.over_wall_ns, first.evidence.host) == (record.number, "", None, "node")
+    assert (first.stopped_wall_ns, first.gathered_wall_ns) == (record.stopped_wall_ns, record.declared_wall_ns)
+    assert first.evidence == job.judged[0]
     job.step()
     job.wait(1)
     assert read_hangs(job.run_dir)[0][0].over == "recovered"  # which is where that is told
-    assert evidence_files(job) == [one]
+    assert evidence_files(job) == [first]
 
 
 def test_an_excuse_is_kept_and_that_it_is_over(job: Job) -> None:
@@ -313,22 +324,22 @@ def test_an_excuse_is_kept_and_that_it_is_over(job: Job) -> None:
     two(job, world=4)
     job.verdict = excuse("Rank 1 compiles.", 5.0)
     job.wait(11)
-    (one,) = evidence_files(job)
-    assert (one.number, one.excuse, one.over_wall_ns) == (1, "Rank 1 compiles.", None)
+    (file,) = evidence_files(job)
+    assert (file.number, file.excuse, file.over_wall_ns) == (1, "Rank 1 compiles.", None)
     job.step()
     job.wait(1)
     (over,) = evidence_files(job)
     assert over.over_wall_ns is not None
-    assert replace(over, over_wall_ns=None) == one
+    assert replace(over, over_wall_ns=None) == file
     job.verdict = hang
     job.wait(11)
-    assert [(one.number, one.excuse) for one in evidence_files(job)] == [(1, "")]
+    assert [(file.number, file.excuse) for file in evidence_files(job)] == [(1, "")]
     job.step()
     job.wait(1)
     job.verdict = excuse("Rank 1 compiles.", 5.0)
     job.wait(11)
     job.dog.finish()
-    assert [(one.number, one.over_wall_ns is None) for one in evidence_files(job)] == [(1, True), (2, False)]
+    assert [(file.number, file.over_wall_ns is None) for file in evidence_files(job)] == [(1, True), (2, False)]
 
 
 def test_one_that_went_on_while_it_was_looked_into_is_over(job: Job) -> None:
@@ -341,7 +352,7 @@ def test_one_that_went_on_while_it_was_looked_into_is_over(job: Job) -> None:
     job.verdict = late
     job.wait(11)
     assert read_hangs(job.run_dir)[0] == ()
-    assert [one.over_wall_ns is None for one in evidence_files(job)] == [False]
+    assert [file.over_wall_ns is None for file in evidence_files(job)] == [False]
 
 
 def test_of_a_job_on_one_host_nothing_is_kept(job: Job) -> None:

@@ -99,8 +99,8 @@ def test_a_command_knows_what_hangs(run_dir: Path, monkeypatch: pytest.MonkeyPat
 def test_one_command_at_a_time(run_dir: Path) -> None:
     on_hang = OnHang(f"while [ ! -e {run_dir}/go ]; do sleep 0.01; done", run_dir, Journal(run_dir))
     on_hang.act(RECORD, run_dir / "x.json")
-    again = on_hang.act(RECORD, run_dir / "x.json")
-    assert again == "did not start the command: it is still running from an earlier hang"
+    repeated = on_hang.act(RECORD, run_dir / "x.json")
+    assert repeated == "did not start the command: it is still running from an earlier hang"
     (run_dir / "go").touch()
     until(lambda: on_hang.poll() or on_hang._running is None)
     assert on_hang.act(RECORD, run_dir / "x.json").startswith("started the command")

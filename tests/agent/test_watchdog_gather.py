@@ -157,14 +157,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
         child.close()
 
 
-def look(*subjects: Subject, earlier: Any = None, **limits: float) -> Gathered:
+def gather_from(*subjects: Subject, earlier: Any = None, **limits: float) -> Gathered:
     return gather(subjects, earlier=earlier, limits=GatherLimits(window_s=0.3, **limits))
 
 
-def look_until_busy(rank: int, *subjects: Subject) -> Gathered:
+def gather_until_busy(rank: int, *subjects: Subject) -> Gathered:
     """On a busy machine a process that computes may get little of a core for a while."""
     for _ in range(100):
-        found = look(*subjects)
+        found = gather_from(*subjects)
         if (found.ranks[rank].cpu_share or 0.0) > 0.1:
             break
     return found
@@ -177,7 +177,7 @@ def functions(threads: Any) -> list[list[str]]:
 def test_ranks_asleep_at_work_and_stopped(start: Start) -> None:
     asleep, busy, stopped = start("rest"), start("work"), start("rest")
     os.kill(stopped.pid, signal.SIGSTOP)
-    found = look_until_busy(1, asleep.subject(), busy.subject(), stopped.subject())
+    found = gather_until_busy(1, asleep.subject(), busy.subject(), stopped.subject())
     first, second, third = found.ranks
     assert [rank.rank for rank in found.ranks] == [0, 1, 2]
     assert first.process_state == "S"
@@ -200,7 +200,7 @@ def test_ranks_asleep_at_work_and_stopped(start: Start) -> None:
 def test_a_held_gil_hides_no_stack_and_its_sleep_goes_on(start: Start) -> None:
     """C's sleep would end with a signal to its thread: another is asked."""
     child = start("gil")
-    (rank,) = look(child.subject()).ranks
+    (rank,) = gather_from(child.subject()).ranks
     assert functions(thread for thread in rank.threads if thread.main) == [["hold_the_gil", "<module>"]]
     assert functions(thread for thread in rank.threads_later if thread.main) == [["hold_the_gil", "<module>"]]
     assert (rank.process_state, child.process.poll()) == ("S", None)
@@ -209,13 +209,13 @@ def test_a_held_gil_hides_no_stack_and_its_sleep_goes_on(start: Start) -> None:
 
 def test_a_sleep_of_native_code_is_not_ended_where_there_is_no_other_thread(start: Start) -> None:
     child = start("gil alone")
-    (rank,) = look(child.subject()).ranks
+    (rank,) = gather_from(child.subject()).ranks
     assert (rank.threads, rank.threads_later, rank.process_state, child.process.poll()) == ((), (), "S", None)
 
 
 def test_the_main_thread_alone_is_asked_while_another_is_at_work(start: Start) -> None:
     """faulthandler must not read the frames of a thread that runs Python."""
-    (rank,) = look_until_busy(0, start("busy thread").subject()).ranks
+    (rank,) = gather_until_busy(0, start("busy thread").subject()).ranks
     assert functions(rank.threads) == [["rest", "have_busy_thread", "<module>"]]
     assert rank.cpu_share is not None
     assert rank.cpu_share > 0.1
@@ -225,14 +225,14 @@ def test_where_another_thread_trains_the_handler_in_python_is_asked(start: Start
     """faulthandler would show the main thread alone, so that is not offered then."""
     child = start("busy thread")
     child.offers = replace(child.offers, stacks=None)
-    (rank,) = look(child.subject()).ranks
+    (rank,) = gather_from(child.subject()).ranks
     assert functions(rank.threads) == [["rest", "have_busy_thread", "<module>"]]
 
 
 def test_a_signal_that_is_not_caught_is_never_sent(start: Start) -> None:
     """It would end the process."""
     deaf = start("deaf")
-    (rank,) = look(deaf.subject()).ranks
+    (rank,) = gather_from(deaf.subject()).ranks
     assert (rank.threads, rank.process_state, deaf.process.poll()) == ((), "S", None)
 
 
@@ -251,11 +251,12 @@ def test_one_that_goes_on_at_the_last_moment_is_not_asked(start: Start, monkeypa
     looks: list[int] = []
     monkeypatch.setattr(asking, "waits_on", lambda process, _, **__: looks.append(int(process.name)))
     child = start("rest")
-    (rank,) = look(child.subject()).ranks
+    (rank,) = gather_from(child.subject()).ranks
     assert (rank.threads, rank.threads_later) == ((), ())
     assert looks == [child.pid] * 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("held", "shown"), [((True, True), 2), ((True, False), 0), ((False,), 1)])
 def test_the_gil_of_one_that_runs_is_held_to_the_last_moment(start: Start, held: tuple[bool, ...], shown: int) -> None:
     """… or the signal is not for faulthandler, which shows all threads; the handler in Python shows the main one."""
@@ -271,7 +272,7 @@ def test_the_gil_of_one_that_runs_is_held_to_the_last_moment(start: Start, held:
 
 def test_workers_are_asked_one_by_one(start: Start) -> None:
     parent = start("worker")
-    (rank,) = look(parent.subject()).ranks
+    (rank,) = gather_from(parent.subject()).ranks
     (worker,) = rank.workers
     assert (worker.kind, worker.process_state) == ("dataloader", "S")
     assert worker.name.startswith(sys.executable)
@@ -304,12 +305,12 @@ def test_the_flight_recorder_and_who_holds_the_gil(start: Start, serve: Any) -> 
     free = serve(handlers({b"fr_trace_json": flight, b"dump_traceback": b"Thread 0x1"}, release))
     children = [start("rest"), start("rest"), start("rest")]
     places = [held.path, free.path, held.path.with_name("nobody.sock")]
-    found = look(*(child.subject(place) for child, place in zip(children, places, strict=True)), gil_s=0.2)
+    found = gather_from(*(child.subject(place) for child, place in zip(children, places, strict=True)), gil_s=0.2)
     assert [(rank.flight, rank.gil_held) for rank in found.ranks] == [(flight, True), (flight, False), (b"", None)]
     # The server that waits for the GIL is deaf by now: what is known of it stays known, and it is not asked again.
     earlier = {rank.pid: rank for rank in found.ranks}
-    (again,) = look(children[0].subject(held.path), earlier=earlier, gil_s=0.2, server_s=0.2).ranks
-    assert (again.flight, again.gil_held) == (flight, True)
+    (repeated,) = gather_from(children[0].subject(held.path), earlier=earlier, gil_s=0.2, server_s=0.2).ranks
+    assert (repeated.flight, repeated.gil_held) == (flight, True)
     release.set()
 
 
@@ -318,10 +319,10 @@ def test_the_dead_stay_as_they_are_and_the_dying_are_no_error(start: Start) -> N
     subject = child.subject()
     child.close()
     gone = Subject(evidence=RankEvidence(rank=1, pid=child.pid, alive=False, ended="raised ValueError: x"))
-    found = look(subject, gone)
+    found = gather_from(subject, gone)
     assert found.ranks[1] == gone.evidence
     assert (found.ranks[0].process_state, found.ranks[0].threads, found.ranks[0].workers) == ("", (), ())
-    assert look() == Gathered(ranks=())
+    assert gather_from() == Gathered(ranks=())
 
 
 def test_the_frames_of_its_parent_are_no_place_of_a_worker() -> None:
@@ -377,7 +378,7 @@ def test_a_rank_that_spins_in_nccl_waits_for_the_one_that_sleeps(start: Start, s
         replaying({"fr_trace_json": EMPTY, "dump_nccl_trace_json": waiting, "dump_traceback": TRACEBACK}),
     )
     sleeping = serve(replaying({"fr_trace_json": EMPTY, "dump_nccl_trace_json": asleep, "dump_traceback": TRACEBACK}))
-    found = look(start("spin").subject(spinning.path), start("rest").subject(sleeping.path))
+    found = gather_from(start("spin").subject(spinning.path), start("rest").subject(sleeping.path))
     first, second = found.ranks
     assert (first.process_state, first.gil_held, second.process_state) == ("R", False, "S")
     assert functions(first.threads) == [[], ["step", "<module>"]]  # no signal is answered: the server shows them
@@ -483,7 +484,7 @@ def test_py_spy_is_asked_for_those_that_do_not_answer(
     program.write_text(f"#!/bin/sh\n[ \"$1 $2 $3 $4\" = 'dump --nonblocking --json --pid' ] && echo '{dump}'\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-    deaf, good = look(start("deaf").subject(), start("rest").subject()).ranks
+    deaf, good = gather_from(start("deaf").subject(), start("rest").subject()).ranks
     ((thread,), later) = deaf.threads, deaf.threads_later
     assert (thread.main, thread.frames[0].file, thread.frames[0].line, thread.frames[0].function, later) == (
         True,
@@ -500,7 +501,7 @@ def test_a_py_spy_that_hangs_is_ended(start: Start, tmp_path: Path, monkeypatch:
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert look(start("deaf").subject(), spy_s=0.1).ranks[0].threads == ()
+    assert gather_from(start("deaf").subject(), spy_s=0.1).ranks[0].threads == ()
 
 
 @given(st.binary() | st.sampled_from([b"[{}]", b"{}", b'[{"frames": 3}]', b'[{"frames": [{}]}]', b"[[]]", b"null"]))

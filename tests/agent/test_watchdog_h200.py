@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from h200_hangs import answers_of, kept, write_nccl_dumps
+from h200_hangs import answers_of, recorded_evidence, write_nccl_dumps
 from rings import RingStream
 from worker_server_stand_in import Behave, WorkerServer
 
@@ -49,7 +49,7 @@ class Replay:
         self.run_dir = folder / "run"
         for name in ("steps", "logs", "errors"):
             (self.run_dir / name).mkdir(parents=True)
-        self.known = kept(case).evidence
+        self.known = recorded_evidence(case).evidence
         self.processes: list[subprocess.Popen[bytes]] = []
         self.streams: list[RingStream] = []
         self.drains: list[RingDrain] = []
@@ -142,8 +142,8 @@ def test_told_by_the_servers(
     job = replay(case)
     job.watch(12.0)
     found = job.hang()
-    assert (found.kind, [one.rank for one in found.culprits]) == (kind, culprits)
-    assert [one.at.line if one.at is not None else None for one in found.culprits] == lines
+    assert (found.kind, [culprit.rank for culprit in found.culprits]) == (kind, culprits)
+    assert [culprit.at.line if culprit.at is not None else None for culprit in found.culprits] == lines
     assert found.victims == tuple(rank for rank in range(job.known.world_size) if rank not in culprits)
     assert sorted(path.name for path in (job.run_dir / "flight").glob("rank_*")) == [
         f"rank_{rank}.json" for rank in range(job.known.world_size)

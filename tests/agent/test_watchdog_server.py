@@ -134,14 +134,14 @@ def test_until_when_a_question_is_unanswered(serve: Serve, tmp_path: Path) -> No
         answered.set()
 
     places = {"held": serve(hold).path, "good": serve(answer(b"fine")).path, "none": tmp_path / "nobody.sock"}
-    with Questions(places, FLIGHT) as asked:
-        asked.wait(0.2)
-        assert asked.answers == {"good": b"fine"}
-        assert [key for key in (*places, "stranger") if asked.unanswered(key)] == ["held"]
+    with Questions(places, FLIGHT) as questions:
+        questions.wait(0.2)
+        assert questions.answers == {"good": b"fine"}
+        assert [key for key in (*places, "stranger") if questions.unanswered(key)] == ["held"]
         release.set()
         assert answered.wait(60)
-        assert not asked.unanswered("held")
-        assert asked.answers == {"good": b"fine", "held": b"late"}
+        assert not questions.unanswered("held")
+        assert questions.answers == {"good": b"fine", "held": b"late"}
 
 
 def test_a_stream_without_end_ends_with_the_patience(serve: Serve) -> None:

@@ -82,14 +82,14 @@ class Job:
             log.write(PRINTED)
         self.printed += len(PRINTED)
         self.now_s += HOUR_S
-        self.look()
+        self.poll()
         if not away:
             self.send()
         for number in journals(self.hub, after=0):
             if number < self.inbox.journal:
                 parts.seal_journal(self.hub, number)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """As often as there is something to do; an agent looks every ten seconds."""
         before_s = self.now_s
         for _ in range(3):
@@ -107,7 +107,7 @@ class Job:
 
 
 def stood_for(samples: list[dict[str, Any]]) -> int:
-    return sum(one["over"]["samples"] if "over" in one else 1 for one in samples)
+    return sum(sample["over"]["samples"] if "over" in sample else 1 for sample in samples)
 
 
 @pytest.mark.soak  # near: ten days in test_sample_keeper.py
@@ -141,8 +141,8 @@ def test_after_a_year_node_and_hub_take_what_they_took_after_four_months(
     there = read_remote(job.hub, read_positions(job.hub), lost=lambda node: False).records("samples.jsonl")
     assert stood_for(here) == stood_for(there) == job.written, "each one counts, once"
     for samples in (here, there):
-        assert {one.get("span_s", 0) for one in samples} >= {0, 600, 3600}
-        assert all("over" not in one for one in samples if one["wall_ns"] >= (job.now_s - HOUR_S) * 10**9)
+        assert {sample.get("span_s", 0) for sample in samples} >= {0, 600, 3600}
+        assert all("over" not in sample for sample in samples if sample["wall_ns"] >= (job.now_s - HOUR_S) * 10**9)
     for log in (job.node / "logs" / "rank-0.log", *(job.hub / "logs").iterdir()):
         assert log.stat().st_size == job.printed
         assert log.read_bytes().endswith(PRINTED)

@@ -45,6 +45,7 @@ def test_the_matrix_has_what_was_asked_for() -> None:
     assert all(case.culprit is None or 0 <= case.culprit < case.framework.ranks for case in CASES)
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("case", [case for case in CASES if not case.healthy], ids=lambda case: case.name)
 def test_every_fault_is_in_a_line_of_its_job(case: Case) -> None:
     assert fault_lines(case)

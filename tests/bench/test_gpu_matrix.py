@@ -121,8 +121,8 @@ def test_a_bare_run_that_is_not_what_was_meant_is_no_pass(bare: Outcome, why: st
 
 def test_added_lines_do_not_depend_on_numbers_paths_or_times() -> None:
     bare = "[rank0]:[W1116 14:00:09.923 reducer.cpp:1529] Warning: slow (12.5 MiB)\n/a/b/lib.py:3: UserWarning: old\n"
-    again = "[rank1]:[W1117 09:10:11.1 reducer.cpp:1529] Warning: slow (3 GiB)\n/c/lib.py:4: UserWarning: old\n"
-    assert added_lines(bare, f"{again}stepscope: hello\n\n 50%|██   | 1/2\nnew 3\nnew 3\n") == ["new 3"]
+    repeated = "[rank1]:[W1117 09:10:11.1 reducer.cpp:1529] Warning: slow (3 GiB)\n/c/lib.py:4: UserWarning: old\n"
+    assert added_lines(bare, f"{repeated}stepscope: hello\n\n 50%|██   | 1/2\nnew 3\nnew 3\n") == ["new 3"]
 
 
 def test_frames_of_tracebacks_count_only_where_a_job_reaches_its_end() -> None:

@@ -219,19 +219,19 @@ def test_what_recording_adds_is_the_median_of_neighboring_blocks() -> None:
 @pytest.mark.timeout(240)
 def test_a_league_runs_is_kept_and_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A single case with a step far too long to be mistaken; prices on a busy machine are another matter."""
-    kept, results = tmp_path / "kept", tmp_path / "results.json"
+    folder, results = tmp_path / "kept", tmp_path / "results.json"
     only = "ddp/2/input-host"
-    league.main(["--device", "cpu", "--jobs", "1", "--only", only, "--keep", str(kept), "--json", str(results)])
+    league.main(["--device", "cpu", "--jobs", "1", "--only", only, "--keep", str(folder), "--json", str(results)])
     document = json.loads(results.read_text())
     assert [row["name"] for row in document["rows"]] == ["ddp/2/healthy-1", "ddp/2/healthy-2", only]
     row = document["rows"][-1]
     assert (row["kind"], row["ranks"], row["phase"]) == ("input_straggler", [1], "input"), row
-    assert not list(kept.rglob("*.log"))
-    assert not list(kept.rglob("logs"))
-    said = capsys.readouterr().out
-    league.main(["--rejudge", str(kept), "--only", only])
-    assert capsys.readouterr().out == said
+    assert not list(folder.rglob("*.log"))
+    assert not list(folder.rglob("logs"))
+    output = capsys.readouterr().out
+    league.main(["--rejudge", str(folder), "--only", only])
+    assert capsys.readouterr().out == output
     # The clean steps that follow the fault are measured, and not shown to the rules.
-    seen = league.look_at(league.open_run(kept / "runs" / "ddp-2-input-host"), first=0, steps=CPU.steps)
+    seen = league.look_at(league.open_run(folder / "runs" / "ddp-2-input-host"), first=0, steps=CPU.steps)
     assert all(each["steps"][1] < CPU.steps for each in seen.findings if each["steps"])
     assert np.isclose(seen.hit_share, 1.0)

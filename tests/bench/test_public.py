@@ -65,8 +65,8 @@ def test_other_numbers_are_wrong_unless_two_bare_runs_differ_as_well() -> None:
     assert judge(MNIST, BARE, other, BARE, load="none").problems == (
         "output differs: value 1: 0.1235 instead of 0.1234",
     )
-    again = replace(BARE, text=LINES.replace("0.1234", "0.1233"))
-    assert judge(MNIST, BARE, other, again, load="none").problems == ()
+    repeated = replace(BARE, text=LINES.replace("0.1234", "0.1233"))
+    assert judge(MNIST, BARE, other, repeated, load="none").problems == ()
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,8 @@ def test_other_commands_keep_their_exit_code_for_usage() -> None:
 
 
 def test_baselines_are_kept_by_branch(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = tmp_path / "baselines"
-    record_to = ("--baselines", str(kept), "--branch", "feature/x", "--keep", "2", "--record")
+    folder = tmp_path / "baselines"
+    record_to = ("--baselines", str(folder), "--branch", "feature/x", "--keep", "2", "--record")
     with pytest.raises(CompareError, match=r"no baselines of branch feature/x in .*; make one with --record"):
         run_command(["gate", "base1", *record_to[:4]])
     assert run_command(["gate", "base1", *record_to]) == 0
@@ -165,7 +165,7 @@ def test_baselines_are_kept_by_branch(here: Path, tmp_path: Path, capsys: pytest
     assert run_command(["gate", "base2", *record_to, "--max-slowdown", "5%"]) == 0
     assert run_command(["gate", "slow", *record_to, "--max-slowdown", "5%"]) == 1, "a regression is not kept"
     assert run_command(["gate", "base3", *record_to, "--max-slowdown", "5%"]) == 0
-    names = sorted(path.name.partition("-")[2] for path in (kept / "feature%2Fx").iterdir())
+    names = sorted(path.name.partition("-")[2] for path in (folder / "feature%2Fx").iterdir())
     assert names == ["base2.json", "base3.json"], "the newest two"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.commands import doctor
-from stepscope.ring.writer import process_start_ticks
+from stepscope.records.run_clock import process_start_ticks
 from stepscope.store.create import create_run
 
 GONE = 2**22 + 1
@@ -50,3 +50,15 @@ def test_what_is_kept_and_who_can_read_it(tmp_path: Path, monkeypatch: pytest.Mo
     for name in ("open", "team"):
         (runs / name).chmod(0o700)
     assert len(list(doctor.privacy_checks(runs))) == 2
+
+
+def test_a_page_that_could_not_be_built(tmp_path: Path, small_page: Path) -> None:
+    assert [check for check in doctor.checks(tmp_path) if check.what.startswith("no page")] == []
+    (small_page / "index.html").unlink()
+    (small_page / "unbuilt.txt").write_text("npm ci: no network\n")
+    (found,) = (check for check in doctor.checks(tmp_path) if check.what.startswith("no page"))
+    assert (found.state, found.what) == ("weak", "no page and no report.html")
+    assert found.advice == (
+        "the page was not built (npm ci: no network); run `make page` in a checkout, "
+        "or install Stepscope again with a network"
+    )

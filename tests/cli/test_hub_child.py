@@ -1,4 +1,4 @@
-"""Who may start the hub of a job of one node."""
+"""When the hub of a job of one node starts, and who may connect to it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.launch import helpers
-from stepscope.cli.launch.helpers import Helper, HubChild, HubOptions, may_start, open_hub
+from stepscope.cli.launch.helpers import Helper, HubChild, HubOptions, open_hub
 from stepscope.cli.main import run_command
 from stepscope.errors import HubError
+from stepscope.hub.transport import may_connect
 
 
 def test_other_users_of_the_machine_may_not() -> None:
     mine = os.getuid()
-    assert [may_start(uid, loopback=True) for uid in (mine, 0, None, 4711, -1)] == [True, True, True, False, False]
-    assert [may_start(uid, loopback=False) for uid in (4711, -1)] == [False, True]
+    assert [may_connect(uid, loopback=True) for uid in (mine, 0, None, 4711, -1)] == [True, True, True, False, False]
+    assert [may_connect(uid, loopback=False) for uid in (4711, -1)] == [False, True]
 
 
 def test_a_port_in_use_says_which_to_use(tmp_path: Path) -> None:
@@ -34,24 +34,31 @@ def test_a_port_in_use_says_which_to_use(tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The starts of helper processes, none of which is made."""
+    starts: list[str] = []
+    monkeypatch.setattr(Helper, "start", lambda self, _mask: starts.append(self._what))
+    monkeypatch.setattr(Helper, "running", property(lambda _self: bool(starts)))
+    return starts
+
+
+@pytest.fixture
 def child(tmp_path: Path) -> Iterator[HubChild]:
     child = open_hub(tmp_path, HubOptions(), name="night", nnodes=1, address="")
     yield child
     child.close()
 
 
-def test_a_connection_of_another_user_is_closed_and_starts_nothing(
-    child: HubChild, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[int] = []
-    monkeypatch.setattr(Helper, "start", lambda _self, _mask, caller=-1: started.append(caller))
-    port = int(child.url.rpartition(":")[2])
-    uids = iter([4711, os.getuid()])
-    monkeypatch.setattr(helpers, "peer_uid", lambda *_: next(uids))
-    with socket.create_connection(("127.0.0.1", port), 10) as stranger:
+def test_the_hub_of_one_node_starts_when_somebody_connects(child: HubChild, started: list[str]) -> None:
+    child.start(set())
+    assert started == []
+    with socket.create_connection(("127.0.0.1", int(child.url.rpartition(":")[2])), 10):
         child.keep_alive()
-        assert (started, stranger.recv(1)) == ([], b"")
-    with socket.create_connection(("127.0.0.1", port), 10):
-        child.keep_alive()
-    assert len(started) == 1
-    assert started[0] >= 10, "the connection is handed over: whoever made it is answered"
+    assert started == ["hub"]
+
+
+def test_it_starts_with_the_job_if_alerts_are_configured(tmp_path: Path, started: list[str]) -> None:
+    child = open_hub(tmp_path, HubOptions(), name="night", nnodes=1, address="", at_once=True)
+    child.start(set())
+    assert started == ["hub"]
+    child.close()

@@ -241,15 +241,15 @@ def test_some_of_the_runs_on_a_terminal(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--status", "fialed"], "--status: must be one of finished, failed, .*, not 'fialed'; did you mean failed"),
         (["--sort", "size"], "--sort: must be one of started, name, .*, not 'size'"),
         (["--limit", "0"], "--limit: must be 1 or more runs, not '0'"),
     ],
 )
-def test_options_that_mean_nothing(five: Path, words: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_options_that_mean_nothing(five: Path, words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         run_command(["list", str(five), *words])
 
 

@@ -100,7 +100,7 @@ def test_a_torchrun_of_our_own_hears_the_operator() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "line", "said"),
+    ("flags", "line", "message"),
     [
         (NodeOptions(count="0"), "x.py", "--nnodes 0: must be a number of nodes, or a minimum and a maximum (1:4)"),
         (NodeOptions(count="4:1"), "x.py", "--nnodes 4:1: must be a number of nodes, or a minimum and a maximum (1:4)"),
@@ -122,10 +122,10 @@ def test_a_torchrun_of_our_own_hears_the_operator() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense(flags: NodeOptions, line: str, said: str) -> None:
+def test_what_makes_no_sense(flags: NodeOptions, line: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_nodes(flags, line.split(), {}, None)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(

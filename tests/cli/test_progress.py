@@ -52,19 +52,19 @@ class Seconds:
 def test_there_is_none_where_quiet_was_asked_for(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     sit_at(terminal, monkeypatch)
     clock = Seconds()
-    with progress_bar("sealing", None, quiet=True, clock=clock) as told:
+    with progress_bar("sealing", None, quiet=True, clock=clock) as progress:
         clock.now_s += 60.0
-        told(1, 6)
+        progress(1, 6)
     assert terminal.getvalue() == ""
 
 
 def test_it_comes_after_a_while_and_is_gone_at_the_end(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     sit_at(terminal, monkeypatch)
     clock = Seconds()
-    with progress_bar("reading dumps", clock=clock) as told:
+    with progress_bar("reading dumps", clock=clock) as progress:
         for done, at_s in ((1, 0.1), (2, 0.49), (3, 0.51), (4, 0.55), (6, 0.62)):
             clock.now_s = 100.0 + at_s
-            told(done, 6)
+            progress(done, 6)
     assert shown(terminal) == [
         "reading dumps ████████████░░░░░░░░░░░░ 3/6",
         "reading dumps ████████████████████████ 6/6",
@@ -86,9 +86,9 @@ def test_it_says_how_long_it_will_take_if_that_is_long(
 ) -> None:
     sit_at(terminal, monkeypatch)
     clock = Seconds()
-    with progress_bar("sending", bytes_text, clock=clock) as told:
+    with progress_bar("sending", bytes_text, clock=clock) as progress:
         clock.now_s += 10.0
-        told(done, 3 << 20)
+        progress(done, 3 << 20)
     assert shown(terminal) == [line, ""]
 
 
@@ -96,62 +96,62 @@ def test_a_narrow_terminal_gets_one_line(terminal: Terminal, monkeypatch: pytest
     sit_at(terminal, monkeypatch)
     monkeypatch.setenv("COLUMNS", "30")
     clock = Seconds()
-    with progress_bar("reading dumps", clock=clock) as told:
+    with progress_bar("reading dumps", clock=clock) as progress:
         clock.now_s += 1.0
-        told(1, 2)
+        progress(1, 2)
     assert shown(terminal) == ["reading dumps ████████████░░░", ""]
 
 
 def test_parts_that_say_nothing_are_a_percentage(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     sit_at(terminal, monkeypatch)
     clock = Seconds()
-    with progress_bar("sealing", None, clock=clock) as told:
+    with progress_bar("sealing", None, clock=clock) as progress:
         clock.now_s += 1.0
-        told(2, 3)
+        progress(2, 3)
         clock.now_s += 1.0
-        told(0, 0)
+        progress(0, 0)
     assert shown(terminal) == ["sealing ████████████████░░░░░░░░ 66%", "sealing ░░░░░░░░░░░░░░░░░░░░░░░░ 0%", ""]
 
 
 def test_an_error_takes_it_away(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     sit_at(terminal, monkeypatch)
     clock = Seconds()
-    with pytest.raises(KeyboardInterrupt), progress_bar("sealing", clock=clock) as told:
+    with pytest.raises(KeyboardInterrupt), progress_bar("sealing", clock=clock) as progress:
         clock.now_s += 1.0
-        told(1, 2)
+        progress(1, 2)
         raise KeyboardInterrupt
     assert terminal.getvalue().endswith(CLEAR)
 
 
 def test_what_is_soon_done_or_goes_into_a_pipe_shows_none(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     sit_at(terminal, monkeypatch)
-    with progress_bar("sealing") as told:
-        told(1, 2)
+    with progress_bar("sealing") as progress:
+        progress(1, 2)
     assert terminal.getvalue() == ""
     pipe = io.StringIO()
     sit_at(pipe, monkeypatch)
     clock = Seconds()
-    with progress_bar("sealing", clock=clock) as told:
+    with progress_bar("sealing", clock=clock) as progress:
         clock.now_s += 10.0
-        told(1, 2)
+        progress(1, 2)
     assert pipe.getvalue() == ""
 
 
 def test_sealing_and_opening_tell_how_far_they_are_and_never_go_back(tmp_path: Path) -> None:
     run_dir = record(tmp_path, "some", Cluster(ranks=3, steps=20).run(), sealed=False)
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
 
     def progress(done: int, total: int) -> None:
-        told.append((done, total))
+        calls.append((done, total))
 
     open_run(run_dir, progress=progress)
-    assert told == [(1, 3), (2, 3), (3, 3)]
-    told.clear()
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+    calls.clear()
     seal(run_dir, progress=progress)
-    assert told == [(1, 9), (2, 9), (3, 9), (2, 3), (7, 9), (8, 9), (9, 9)]
-    told.clear()
+    assert calls == [(1, 9), (2, 9), (3, 9), (2, 3), (7, 9), (8, 9), (9, 9)]
+    calls.clear()
     open_run(run_dir, progress=progress)
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert calls == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_on_a_real_terminal() -> None:

@@ -12,15 +12,21 @@ from typing import Any
 import pytest
 from fakes.cluster import Cluster, slow_at
 from fakes.records import records_of
+from fakes.traces import MadeTrace
+from trace_events import checked_events, tracks_of
 
 from stepscope.cli.finalize import finalize_run
 from stepscope.cli.main import run_command
 from stepscope.errors import NotARun, RunError, UsageError
+from stepscope.records.capture import CaptureOrder, CaptureRecord
 from stepscope.records.identity import RankIdentity
+from stepscope.records.paths import capture_folder
 from stepscope.ring import RingBatch, RingReader, RingState, RingWriter
+from stepscope.store.captures import make_capture_folder, write_capture
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run, read_meta, write_meta
 from stepscope.store.live.ring_files import SegmentWriter, sidecar_of, write_sidecar
+from stepscope.store.load import open_run
 from stepscope.store.paths import segment_path
 
 NOBODY = 2**22 + 1
@@ -155,11 +161,11 @@ def test_the_command_alone_loads_nothing_heavy(run_python: Callable[..., object]
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, why: str = "") -> list[Path]:
     """In place of what makes the page, which has tests of its own: which runs it was made for."""
-    asked: list[Path] = []
+    requests: list[Path] = []
 
     def add(run_dir: Path, known: Any, _progress: Any) -> str:
         assert known.summary["run"]["name"] == "night"
-        asked.append(run_dir)
+        requests.append(run_dir)
         if not why:
             (run_dir / "report.html").write_text("a page")
         return why
@@ -167,7 +173,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, why: str = "") -> list[Path]:
     monkeypatch.setenv("STEPSCOPE_HTML", "1")
     monkeypatch.setattr("stepscope.cli.finalize.is_built", lambda: True)
     monkeypatch.setattr("stepscope.hub.app.add_copy", add)
-    return asked
+    return requests
 
 
 def test_a_page_is_made_when_a_run_is_sealed_and_only_then(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,3 +228,48 @@ def test_who_asked_for_a_page_that_cannot_be_made_is_told(run_dir: Path, monkeyp
     with pytest.raises(RunError, match=r"report\.html was not written: the disk is full$"):
         run_command(["report", str(run_dir), "--html"])
     assert "summary.json · report.html" not in (run_dir / "summary.txt").read_text()
+
+
+def test_a_timeline_with_a_capture(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    order = CaptureOrder(id="step-20", ranks=(1, 2), at_step=20)
+    write_capture(run_dir, CaptureRecord(order=order, state="done", requested_wall_ns=1, reason="request"))
+    made = MadeTrace(rank=1)
+    series = open_run(run_dir).ranks[1]
+    started_ns = int(series.steps["start_ns"][20]) - series.anchor_mono_ns + series.anchor_wall_ns
+    made.step(20, started_ns // 1000, 100)
+    made.write(make_capture_folder(run_dir, "step-20") / "rank-1.pt.trace.json.gz")
+    (capture_folder(run_dir, "step-20") / "rank-2.pt.trace.json.gz").write_bytes(b"no trace")
+    out = tmp_path / "run.json.gz"
+    assert run_command(["report", str(run_dir), "--perfetto", str(out), "--steps", "10-29"]) == 0
+    shown = capsys.readouterr()
+    assert "Rank 1 is 19.8 ms slower" in shown.out
+    assert f"stepscope: {out}: Steps 10 to 29." in shown.err
+    assert "Left out: " in shown.err
+    tracks = tracks_of(checked_events(out))
+    assert [len(own["steps"]) for name, own in tracks.items() if name != "run"] == [20, 20, 20]
+    rank = next(own for name, own in tracks.items() if name.startswith("rank 1"))
+    assert any(event["name"] == "ProfilerStep#20" for events in rank.values() for event in events)
+    # Captures of other steps stay out.
+    run_command(["report", str(run_dir), "--perfetto", str(out), "--steps", "30-40", "--quiet"])
+    assert "ProfilerStep#20" not in str(checked_events(out))
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--steps", "3-9"), UsageError),
+        (("--perfetto", "a.json", "--steps", "9-3"), UsageError),
+        (("--perfetto", "a.json", "--steps", "x"), UsageError),
+        (("--perfetto", "a.json", "--steps", "500-600"), RunError),
+        (("--perfetto", "a.json", "--redact"), UsageError),
+        (("--perfetto", "/proc/none/a.json"), UsageError),
+    ],
+)
+def test_timelines_that_cannot_be(
+    run_dir: Path, words: tuple[str, ...], error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run_dir)
+    with pytest.raises(error) as raised:
+        run_command(["report", str(run_dir), *words])
+    assert "\n" not in str(raised.value)
+    assert not (run_dir / "a.json").exists()

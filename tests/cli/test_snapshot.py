@@ -23,6 +23,7 @@ from stepscope.recorder.layers import memory_dump
 from stepscope.recorder.layers.memory_dump import SnapshotRequests
 from stepscope.records.identity import RankIdentity
 from stepscope.records.paths import ANSWER_SUFFIX, ASK_SUFFIX, SNAPSHOT_SUFFIX, snapshot_path
+from stepscope.ring.layout import HEADER_BYTES, REQUESTS_WORD
 from stepscope.store.create import RunPaths, create_run
 
 SNAPSHOT = {"segments": [], "device_traces": [[]]}
@@ -64,9 +65,10 @@ def training() -> Iterator[Callable[[RingStream, Cuda], None]]:
     """Ranks that end one step after the other, until the test is over."""
     over = threading.Event()
     threads: list[threading.Thread] = []
+    streams: list[RingStream] = []
 
     def start(stream: RingStream, cuda: Cuda) -> None:
-        requests = SnapshotRequests(cuda.torch(), stream.ring.path)
+        requests = SnapshotRequests(cuda.torch(), stream.ring.path, stream.ring.header)
 
         def train() -> None:
             step = 0
@@ -74,6 +76,7 @@ def training() -> Iterator[Callable[[RingStream, Cuda], None]]:
                 requests.check(step, busy=False)
                 step += 1
 
+        streams.append(stream)
         threads.append(threading.Thread(target=train))
         threads[-1].start()
 
@@ -81,6 +84,8 @@ def training() -> Iterator[Callable[[RingStream, Cuda], None]]:
     over.set()
     for thread in threads:
         thread.join()
+    for stream in streams:
+        stream.close()
 
 
 def test_a_rank_is_asked_and_its_snapshot_saved(
@@ -101,7 +106,6 @@ def test_a_rank_is_asked_and_its_snapshot_saved(
     beside = {path.suffix for path in run_paths.session.iterdir()}
     assert not beside & {ASK_SUFFIX, ANSWER_SUFFIX, SNAPSHOT_SUFFIX, ".partial", ".asking"}
     first.close()
-    second.close()
 
 
 def test_history_is_recorded_for_a_while_and_turned_off(
@@ -115,10 +119,9 @@ def test_history_is_recorded_for_a_while_and_turned_off(
         {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 100_000},
         {"enabled": None},
     ]
-    said = capsys.readouterr().out
-    assert "with 10.0 ms of history" in said
-    assert "trace_plot with.pickle -o with.html" in said
-    stream.close()
+    output = capsys.readouterr().out
+    assert "with 10.0 ms of history" in output
+    assert "trace_plot with.pickle -o with.html" in output
 
 
 def test_a_history_of_the_scripts_own_is_left_alone(
@@ -129,7 +132,6 @@ def test_a_history_of_the_scripts_own_is_left_alone(
     assert run_command(["snapshot", "job", "--history", "0.01"]) == 0
     assert (cuda.calls, cuda.history) == ([], True)
     assert "with the history that the script records" in capsys.readouterr().out
-    stream.close()
 
 
 def failed(code: int, *words: str) -> str:
@@ -142,9 +144,9 @@ def failed(code: int, *words: str) -> str:
 def test_who_cannot_be_asked(run_paths: RunPaths) -> None:
     hint = "`stepscope memory runs/job` shows what its layers held"
     assert failed(3, "job") == f"no rank of runs/job runs on this host; {hint}"
-    kept = snapshot_path(run_paths.run_dir, 0)
-    kept.parent.mkdir()
-    kept.touch()
+    path = snapshot_path(run_paths.run_dir, 0)
+    path.parent.mkdir()
+    path.touch()
     assert failed(3, "job").endswith("; runs/job/memory/rank_0.pickle was written when it ran out of memory")
     streams = [make_ring(run_paths, rank=rank, device="cpu") for rank in (0, 1, 2)]
     assert failed(2, "job") == "which rank? Name it with --rank; running on this host: 0–2"
@@ -162,9 +164,9 @@ def test_who_cannot_be_asked(run_paths: RunPaths) -> None:
         stream.close()
 
 
-def ask(path: Path, said: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+def ask(stream: RingStream, said: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
     """Ask a rank that answers as soon as someone waits for it, or never."""
-    seconds = iter(range(1000))
+    path, seconds = stream.ring.path, iter(range(1000))
 
     def sleep(_: float) -> None:
         request = json.loads(path.with_suffix(ASK_SUFFIX).read_bytes())
@@ -176,28 +178,37 @@ def ask(path: Path, said: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
 
 
 def test_answers_that_are_none(tmp_path: Path) -> None:
-    path = tmp_path / "7.ring"
+    stream = RingStream(tmp_path / "7.ring", RankIdentity(host="node", pid=7))
     with pytest.raises(RunError, match="rank 3 took no snapshot: it would be larger than 5 MiB"):
-        ask(path, {"state": "failed", "problem": "it would be larger than 5 MiB"})
+        ask(stream, {"state": "failed", "problem": "it would be larger than 5 MiB"})
     with pytest.raises(
         RunError, match=r"rank 3 has not answered within 20\.0 s: a rank checks for requests after a step"
     ):
-        ask(path, None)
+        ask(stream, None)
     with pytest.raises(RunError, match="recorded its history but has not ended a step since"):
-        ask(path, {"state": "recording"})
+        ask(stream, {"state": "recording"})
     with pytest.raises(RunError, match="rank 3 ended before it answered"):
-        ask(path, None, alive=lambda: False)
+        ask(stream, None, alive=lambda: False)
     with pytest.raises(RunError, match="has not answered"):
-        ask(path, {"id": "of another request", "state": "done"})
-    assert list(tmp_path.iterdir()) == []
+        ask(stream, {"id": "of another request", "state": "done"})
+    assert [path.name for path in tmp_path.iterdir()] == ["7.ring"]
+    stream.ring.path.unlink()
+    with pytest.raises(RunError, match="rank 3 ended before it answered"):
+        ask(stream, None)
+    stream.close()
 
 
 # -- the rank's side --------------------------------------------------------------------------------------------------
 
 
-def test_looks_are_about_a_second_apart(tmp_path: Path) -> None:
+def words() -> memoryview:
+    """The header of a ring, without its file."""
+    return memoryview(bytearray(HEADER_BYTES)).cast("Q")
+
+
+def test_the_word_is_read_twice_a_second(tmp_path: Path) -> None:
     now = 0.0
-    requests = SnapshotRequests(Cuda().torch(), tmp_path / "7.ring", now_s=lambda: now)
+    requests = SnapshotRequests(Cuda().torch(), tmp_path / "7.ring", words(), now_s=lambda: now)
     looks = []
     for step in range(20_000):
         now += 0.001 if step < 10_000 else 1.0
@@ -205,15 +216,16 @@ def test_looks_are_about_a_second_apart(tmp_path: Path) -> None:
             requests.check(step, busy=False)
             looks.append((step, now))
     fast = [now for step, now in looks if 2_000 < step < 10_000]
-    assert {round(two - one, 3) for one, two in pairwise(fast)} == {0.512}
+    assert {round(two - first, 3) for first, two in pairwise(fast)} == {0.512}
     slow = [now for step, now in looks if step > 11_000]
-    assert {round(two - one, 3) for one, two in pairwise(slow)} == {1.0}
+    assert {round(two - first, 3) for first, two in pairwise(slow)} == {1.0}
 
 
 def test_nothing_happens_while_a_graph_is_captured(tmp_path: Path) -> None:
-    cuda, ring = Cuda(), tmp_path / "7.ring"
-    requests = SnapshotRequests(cuda.torch(), ring)
+    cuda, ring, header = Cuda(), tmp_path / "7.ring", words()
+    requests = SnapshotRequests(cuda.torch(), ring, header)
     ring.with_suffix(ASK_SUFFIX).write_text(json.dumps({"id": "one", "history_s": 0}))
+    header[REQUESTS_WORD] += 1
     requests.check(0, busy=True)
     assert [path.suffix for path in tmp_path.iterdir()] == [ASK_SUFFIX]
     requests.check(1, busy=False)
@@ -222,9 +234,10 @@ def test_nothing_happens_while_a_graph_is_captured(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"id": 3}'])
 def test_a_damaged_request_is_dropped(tmp_path: Path, text: str) -> None:
-    ring = tmp_path / "7.ring"
+    ring, header = tmp_path / "7.ring", words()
     ring.with_suffix(ASK_SUFFIX).write_text(text)
-    requests = SnapshotRequests(Cuda().torch(), ring)
+    requests = SnapshotRequests(Cuda().torch(), ring, header)
+    header[REQUESTS_WORD] += 1
     requests.check(0, busy=False)
     assert not ring.with_suffix(ANSWER_SUFFIX).exists()
 
@@ -232,13 +245,14 @@ def test_a_damaged_request_is_dropped(tmp_path: Path, text: str) -> None:
 def test_history_ends_with_the_hooks_and_where_torch_refuses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cuda, ring = Cuda(), tmp_path / "7.ring"
+    cuda, ring, header = Cuda(), tmp_path / "7.ring", words()
     torch = cuda.torch()
-    requests = SnapshotRequests(torch, ring)
+    requests = SnapshotRequests(torch, ring, header, now_s=lambda: 5.0)
     ring.with_suffix(ASK_SUFFIX).write_text(json.dumps({"id": "one", "history_s": 1e9}))
+    header[REQUESTS_WORD] += 1
     requests.check(0, busy=False)
     assert json.loads(ring.with_suffix(ANSWER_SUFFIX).read_bytes()) == {"id": "one", "state": "recording"}
-    assert requests._until_s - requests._checked_s == pytest.approx(memory_dump.LONGEST_HISTORY_S)
+    assert requests._until_s == pytest.approx(5.0 + memory_dump.LONGEST_HISTORY_S)
     requests.stop()
     assert cuda.calls[-1] == {"enabled": None}
 
@@ -247,5 +261,6 @@ def test_history_ends_with_the_hooks_and_where_torch_refuses_it(
 
     torch.cuda.memory._record_memory_history = refuse
     ring.with_suffix(ASK_SUFFIX).write_text(json.dumps({"id": "two", "history_s": 1}))
+    header[REQUESTS_WORD] += 1
     requests.check(1, busy=False)
     assert json.loads(ring.with_suffix(ANSWER_SUFFIX).read_bytes())["state"] == "failed"

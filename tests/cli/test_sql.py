@@ -102,9 +102,9 @@ def test_ctrl_c_ends_a_query(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """DuckDB itself does not hear the signal until the query is over."""
     begun = sql._execute
 
-    def execute(con: Any, statement: Any) -> Any:
+    def execute(con: Any, *arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
-        return begun(con, statement)
+        return begun(con, *arguments)
 
     monkeypatch.setattr(sql, "_execute", execute)
     monkeypatch.setattr(sys, "argv", ["stepscope", "sql", str(run_dir), ENDLESS, "--timeout", "0"])

@@ -257,7 +257,7 @@ samples.--batch-size = 2
 
 def test_a_grid_is_every_combination_of_its_values(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan.write_text(GRID)
-    assert [(one.name, one.samples) for one in sweep.read_plan(plan).variants] == [
+    assert [(variant.name, variant.samples) for variant in sweep.read_plan(plan).variants] == [
         ("batch-size-4-compile-false-omp_num_threads-2", 8),
         ("batch-size-4-compile-true-omp_num_threads-2", 8),
         ("batch-size-8-compile-false-omp_num_threads-2", 16),
@@ -325,12 +325,12 @@ def test_a_plan_in_json(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_sweep_is_run_by_one_process_and_never_from_damaged_state(jobs: Jobs, plan: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sweeps/small"
     folder.mkdir(parents=True)
-    held = take_lock(folder)
+    lock = take_lock(folder)
     try:
         with pytest.raises(UsageError, match="another sweep is running in"):
             run_command(["sweep", str(plan)])
     finally:
-        os.close(held)
+        os.close(lock)
     (folder / "sweep.json").write_text('{"schema": 1, "trials": [{}]}')
     with pytest.raises(RunError, match="is damaged"):
         run_command(["sweep", str(plan)])

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from stepscope import __version__
-from stepscope.cli.arguments import nearest
 from stepscope.cli.commands import run
 from stepscope.cli.launch.command import misplaced_options
 from stepscope.cli.main import main, run_command
 from stepscope.errors import NotARun, UsageError
+from stepscope.records.text import nearest
 from stepscope.store.create import create_run
 
 
@@ -90,7 +90,7 @@ def test_the_nearest_name(word: str, known: list[str], meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said", "help_of"),
+    ("line", "message", "help_of"),
     [
         ("frobnicate", "unknown command: frobnicate", "stepscope"),
         ("reprot", "unknown command: reprot; did you mean `stepscope report`?", "stepscope"),
@@ -123,25 +123,25 @@ def test_the_nearest_name(word: str, known: list[str], meant: str) -> None:
         ("trace runs --against rnus", "rnus does not exist in {here}; did you mean runs?", ""),
     ],
 )
-def test_an_unknown_word(here: Path, line: str, said: str, help_of: str) -> None:
+def test_an_unknown_word(here: Path, line: str, message: str, help_of: str) -> None:
     with pytest.raises(UsageError) as caught:
         run_command(line.split())
-    assert str(caught.value) == said.format(here=here) + (f" (see `{help_of} --help`)" if help_of else "")
+    assert str(caught.value) == message.format(here=here) + (f" (see `{help_of} --help`)" if help_of else "")
 
 
 @pytest.mark.parametrize("command", ["report", "watch", "sql", "serve", "send"])
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("nigth", "no run named nigth: looked for nigth and runs/nigth in {here}; did you mean night?"),
         ("zebra", "no run named zebra: looked for zebra and runs/zebra in {here}; `stepscope list` shows all runs"),
         ("runs/dmeo", "runs/dmeo does not exist; did you mean runs/demo?"),
     ],
 )
-def test_a_run_that_does_not_exist(here: Path, command: str, word: str, said: str) -> None:
+def test_a_run_that_does_not_exist(here: Path, command: str, word: str, message: str) -> None:
     with pytest.raises(NotARun) as caught:
         run_command([command, word, *(["select 1"] if command == "sql" else [])])
-    assert str(caught.value) == said.format(here=here)
+    assert str(caught.value) == message.format(here=here)
 
 
 def test_a_folder_of_runs_is_not_a_run(here: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_folder_of_runs_is_not_a_run(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("run --nproc-per-node two train.py", "must be 1 or more ranks, or cpu, gpu or auto, not 'two'"),
         ("run --nproc_per_node 0 train.py", "must be 1 or more ranks, or cpu, gpu or auto, not '0'"),
@@ -175,7 +175,7 @@ def test_a_folder_of_runs_is_not_a_run(here: Path) -> None:
     ],
 )
 def test_a_value_is_checked_before_anything_starts(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, said: str
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
     words = line.split()
     option = words[1].partition("=")[0].replace("_", "-")
@@ -184,7 +184,7 @@ def test_a_value_is_checked_before_anything_starts(
         main()
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (2, "")
-    assert err.startswith(f"stepscope: {option}: {said}")
+    assert err.startswith(f"stepscope: {option}: {message}")
     assert err.endswith(f" (see `stepscope {words[0]} --help`)\n")
     assert err.count("\n") == 1
     assert sorted(path.name for path in (here / "runs").iterdir()) == ["demo", "night"]

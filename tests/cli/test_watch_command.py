@@ -29,8 +29,8 @@ def matches(text: str) -> bool:
     """Whether that is what is said of it; who works longest may be known a moment too late, or the finding after it."""
     found = [re.fullmatch(r"\d\d:\d\d:\d\d  step 59      (.*)", line) for line in text.splitlines()]
     words = [one[1] for one in found if one is not None]
-    times = [one for one in words if one.startswith("79.0 ms a step")]
-    return len(words) == len(found) and len(times) == 1 and [one for one in words if one not in times] == SAID
+    times = [word for word in words if word.startswith("79.0 ms a step")]
+    return len(words) == len(found) and len(times) == 1 and [word for word in words if word not in times] == SAID
 
 
 def test_a_run_that_is_over_through_a_pipe(commands: Any, tmp_path: Path) -> None:

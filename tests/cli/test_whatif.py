@@ -92,9 +92,9 @@ def test_progress_on_a_terminal(
 ) -> None:
     show_progress()
     assert run(trace, "--json") == 0
-    told = capsys.readouterr().err
-    assert told.startswith(f"\r\x1b[Kreplaying █{'░' * 23} 1/14")
-    assert told.endswith("\r\x1b[K"), "and wiped"
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"\r\x1b[Kreplaying █{'░' * 23} 1/14")
+    assert errors.endswith("\r\x1b[K"), "and wiped"
 
 
 def test_what_is_missing_is_said(trace: Path) -> None:

@@ -39,8 +39,8 @@ def job(name: str = "base", **more: Any) -> Cluster:
     return Cluster(**{"ranks": 2, "steps": 60, "name": name, "meta": FINISHED, **more})
 
 
-def steps_of(one: Input) -> Series:
-    run = one.on(one.clocks[0]).run
+def steps_of(side: Input) -> Series:
+    run = side.on(side.clocks[0]).run
     assert isinstance(run, Series)
     return run
 
@@ -49,28 +49,28 @@ def steps_of(one: Input) -> Series:
 
 
 def test_a_run_has_its_steady_steps_phases_and_ranks() -> None:
-    one = input_of(job())
-    measured = one.on("host")
-    assert one.clocks == ("host",)
-    assert (one.steady, one.warmup, one.bad) == (59, 1, False)
-    assert steps_of(one).numbers.tolist() == list(range(1, 60))
+    side = input_of(job())
+    measured = side.on("host")
+    assert side.clocks == ("host",)
+    assert (side.steady, side.warmup, side.bad) == (59, 1, False)
+    assert steps_of(side).numbers.tolist() == list(range(1, 60))
     assert measured.ranks == (0, 1)
-    np.testing.assert_allclose(measured.mean_ns.sum(axis=0), steps_of(one).values, rtol=1e-9)
+    np.testing.assert_allclose(measured.mean_ns.sum(axis=0), steps_of(side).values, rtol=1e-9)
     assert measured.rank_ns.shape == (len(measured.phases), 2, 8)
 
 
 def test_a_run_that_failed_before_its_first_step_is_refused_in_words() -> None:
     """As one that ran out of memory at once, which a sweep must expect."""
-    one = input_of(job("early", steps=0))
-    assert (one.steady, one.on("host").phases, len(steps_of(one).values)) == (0, (), 0)
+    side = input_of(job("early", steps=0))
+    assert (side.steady, side.on("host").phases, len(steps_of(side).values)) == (0, (), 0)
     with pytest.raises(CompareTooShort, match=r"cannot tell: early has 0 steady steps; at least 10 are needed"):
-        check_comparable([input_of(job()), one], unfinished=True)
+        check_comparable([input_of(job()), side], unfinished=True)
 
 
 def test_device_times_come_first_where_the_findings_use_them() -> None:
-    one = input_of(job(device_timed=True, backend="nccl"))
-    assert one.clocks == ("device", "host")
-    device, host = one.on("device"), one.on("host")
+    side = input_of(job(device_timed=True, backend="nccl"))
+    assert side.clocks == ("device", "host")
+    device, host = side.on("device"), side.on("host")
     assert (device.clock, host.clock) == ("device", "host")
     at = device.phases.index("forward")
     assert device.mean_ns[at].mean() > 5 * host.mean_ns[host.phases.index("forward")].mean()
@@ -83,9 +83,9 @@ def test_the_shortest_wait_is_what_communication_costs() -> None:
 
 
 def test_a_rank_that_died_is_in_the_steps_before() -> None:
-    one = input_of(job(deaths=(Death(rank=1, step=40),), meta={}))
-    assert one.bad
-    assert np.isfinite(one.on("host").mean_ns).all()
+    side = input_of(job(deaths=(Death(rank=1, step=40),), meta={}))
+    assert side.bad
+    assert np.isfinite(side.on("host").mean_ns).all()
 
 
 @pytest.mark.parametrize(
@@ -96,17 +96,17 @@ def test_a_rank_that_died_is_in_the_steps_before() -> None:
     ],
 )
 def test_runs_that_did_not_end_well_are_refused(meta: dict[str, Any], alive: bool, message: str) -> None:
-    one = input_of(job(meta=meta, unfinished={0: 60, 1: 60} if alive else {}), alive=alive)
+    side = input_of(job(meta=meta, unfinished={0: 60, 1: 60} if alive else {}), alive=alive)
     with pytest.raises(CompareError, match=message):
-        check_comparable([one])
-    check_comparable([one], unfinished=True)
+        check_comparable([side])
+    check_comparable([side], unfinished=True)
 
 
 def test_an_interrupted_run_is_compared_and_mentioned() -> None:
     meta = {"end": {"exit_code": 130, "status": "interrupted", "wall_ns": 1}}
-    one = input_of(job(meta=meta))
-    check_comparable([one])
-    assert one.notices == ("the run was interrupted; its steps up to then are compared",)
+    side = input_of(job(meta=meta))
+    check_comparable([side])
+    assert side.notices == ("the run was interrupted; its steps up to then are compared",)
 
 
 def test_too_few_steps_cannot_tell() -> None:
@@ -127,14 +127,14 @@ def test_a_summary_alone_has_a_mean_and_a_spread(tmp_path: Path) -> None:
     run = job().run()
     path = tmp_path / "summary.json"
     path.write_text(json.dumps(summarize(run)))
-    one = read_input(path)
-    level = one.on("host").run
+    side = read_input(path)
+    level = side.on("host").run
     assert isinstance(level, Level)
-    assert one.kind == "summary"
+    assert side.kind == "summary"
     assert level.mean == pytest.approx(float(steps_of(input_of(job())).values.mean()), rel=1e-4)
-    assert one.context["world_size"] == 2
+    assert side.context["world_size"] == 2
     after = input_of(job("after", phases_ms={"forward": 80.0}))
-    assert compare_inputs([one], after)["verdict"] == "slower"
+    assert compare_inputs([side], after)["verdict"] == "slower"
 
 
 def test_a_stored_baseline_gives_the_same_comparison(tmp_path: Path) -> None:
@@ -142,10 +142,10 @@ def test_a_stored_baseline_gives_the_same_comparison(tmp_path: Path) -> None:
     path = tmp_path / "base.json"
     path.write_text(json.dumps(encode_baseline(before)))
     stored = read_input(path)
-    direct, again = compare_inputs([before], after), compare_inputs([stored], after)
+    direct, repeated = compare_inputs([before], after), compare_inputs([stored], after)
     assert stored.kind == "baseline"
     for name in ("verdict", "change", "interval", "cause", "ranks", "findings", "memory"):
-        assert again[name] == direct[name], name
+        assert repeated[name] == direct[name], name
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,9 @@ def numbers(tmp_path: Path, text: str, name: str = "a.csv", **more: str) -> Inpu
     ],
 )  # fmt: skip
 def test_numbers_of_many_tools(tmp_path: Path, text: str, expected: list[float]) -> None:
-    one = numbers(tmp_path, text)
-    assert one.kind == "numbers"
-    np.testing.assert_allclose(steps_of(one).values, expected)
+    side = numbers(tmp_path, text)
+    assert side.kind == "numbers"
+    np.testing.assert_allclose(steps_of(side).values, expected)
 
 
 def test_throughput_is_the_inverse_of_time(tmp_path: Path) -> None:
@@ -234,8 +234,8 @@ def test_throughput_and_times_are_not_compared(tmp_path: Path) -> None:
 
 
 def test_numbers_have_a_warm_up_too(tmp_path: Path) -> None:
-    one = numbers(tmp_path, "\n".join(["9000", "800", *(["100"] * 48)]))
-    assert (one.steady, one.warmup) == (48, 2)
+    side = numbers(tmp_path, "\n".join(["9000", "800", *(["100"] * 48)]))
+    assert (side.steady, side.warmup) == (48, 2)
 
 
 @pytest.mark.parametrize(
@@ -308,11 +308,11 @@ def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, t
     path = tmp_path_factory.getbasetemp() / "any.csv"
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     try:
-        one = read_input(path)
+        side = read_input(path)
     except StepscopeError:
         return
-    assert one.steady >= 0
-    assert (steps_of(one).values > 0).all()
+    assert side.steady >= 0
+    assert (steps_of(side).values > 0).all()
 
 
 @given(

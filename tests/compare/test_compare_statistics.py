@@ -121,11 +121,11 @@ def test_dependent_steps_widen_the_error() -> None:
 
 def test_baselines_that_differ_widen_the_interval_and_equal_ones_narrow_it() -> None:
     after = series(noisy(9))
-    one = change_between([series(noisy(1))], after)
+    single_run = change_between([series(noisy(1))], after)
     alike = change_between([series(noisy(at)) for at in (1, 2, 3, 4)], after)
     uneven = change_between([series(noisy(at) * (0.91 + 0.03 * at)) for at in (1, 2, 4, 5)], after)
-    assert alike.high - alike.low < 0.7 * (one.high - one.low)
-    assert uneven.high - uneven.low > 3 * (one.high - one.low)
+    assert alike.high - alike.low < 0.7 * (single_run.high - single_run.low)
+    assert uneven.high - uneven.low > 3 * (single_run.high - single_run.low)
     assert uneven.between == pytest.approx(0.035, rel=0.3)
 
 

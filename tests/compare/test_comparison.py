@@ -211,7 +211,9 @@ def test_what_was_not_recorded_is_no_difference(baselines: Sequence[Input]) -> N
 
 
 def test_memory_is_compared_with_the_largest_baseline(baselines: Sequence[Input]) -> None:
-    before = [replace(one, memory={"device_peak": size}) for one, size in zip(baselines, (90, 100, 95), strict=True)]
+    before = [
+        replace(baseline, memory={"device_peak": size}) for baseline, size in zip(baselines, (90, 100, 95), strict=True)
+    ]
     after = replace(input_of("after", seed=9), memory={"device_peak": 120, "rss_peak": 5})
     assert compare_inputs(before, after)["memory"] == {"device_peak": {"before": 100, "after": 120, "change": 0.2}}
 
@@ -265,7 +267,7 @@ def test_another_job_does_not_pass(baselines: Sequence[Input]) -> None:
 
 
 def test_limits_on_memory(baselines: Sequence[Input]) -> None:
-    before = [replace(one, memory={"device_peak": 1 << 30}) for one in baselines]
+    before = [replace(baseline, memory={"device_peak": 1 << 30}) for baseline in baselines]
     after = replace(input_of("after", seed=9), memory={"device_peak": int(1.1 * (1 << 30))})
     assert gated(before, after, memory=0.2)["result"] == "pass"
     gate = gated(before, after, memory=0.05)
@@ -281,7 +283,7 @@ def test_new_findings_fail_a_gate_that_forbids_them(baselines: Sequence[Input]) 
     assert gate["text"].startswith("Regression: 1 new finding: Rank 2 is ")
     assert gated(baselines, after, slowdown=0.9)["result"] == "pass"
     with pytest.raises(CompareError, match="--no-new-findings needs runs of Stepscope"):
-        gated([replace(one, findings=None) for one in baselines], after, new_findings=False)
+        gated([replace(baseline, findings=None) for baseline in baselines], after, new_findings=False)
 
 
 def test_stalls_that_recur_do_not_pass(baselines: Sequence[Input]) -> None:
@@ -337,10 +339,10 @@ def test_percentages(share: float, text: str) -> None:
 def test_every_key_of_the_document_is_documented(root: Path, baselines: Sequence[Input]) -> None:
     found = gate_inputs(baselines, input_of("slow", seed=9), Limits(slowdown=0.02))
     page = (root / "docs" / "compare.md").read_text()
-    told = set(re.findall(r"`(\w+)`", page.partition("## The document")[2]))
+    matches = set(re.findall(r"`(\w+)`", page.partition("## The document")[2]))
     parts = [found, *(found[name] for name in ("gate", "noise", "compared", "ranks", "candidate"))]
     parts += [found["phases"][0], found["ranks"]["rows"][0], found["gate"]["checks"][0]]
-    assert {name for part in parts for name in part} - told == set()
+    assert {name for part in parts for name in part} - matches == set()
 
 
 def test_three_times_as_long_is_slower_however_uneven_the_steps_are() -> None:

@@ -121,6 +121,7 @@ def test_runs_that_scatter_widely_are_not_called_the_same() -> None:
     assert (document["verdict"], document["shape"], document["changes"]) == ("cannot_tell", "steady", [])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spread", [0.001, 0.01, 0.05])
 def test_chance_is_rarely_taken_for_a_change(spread: float) -> None:
     random = np.random.default_rng(20)

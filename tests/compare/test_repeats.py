@@ -33,7 +33,7 @@ def add(root: Path, name: str, hour: int, *, commit: str = "", command: str = "t
 
 def repeats(root: Path, baseline: str, *candidates: str) -> list[str]:
     first, *others = (read_input(root / name) for name in (baseline, *candidates))
-    return [one.name for one in read_repeats(first, others)]
+    return [repeat.name for repeat in read_repeats(first, others)]
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_where_nothing_recorded_differs_only_runs_on_the_other_side_in_time(root
 
 
 def test_the_page_says_so_and_shows_the_steps_of_the_list(root: Path) -> None:
-    looks = tuple(slow_at(rank, "forward", 60.0, range(step, step + 1)) for step in (30, 60, 90) for rank in range(2))
-    add(root, "base", 1, commit="a" * 40, faults=looks, sampled_steps=(30, 60, 90))
+    cost = tuple(slow_at(rank, "forward", 60.0, range(step, step + 1)) for step in (30, 60, 90) for rank in range(2))
+    add(root, "base", 1, commit="a" * 40, faults=cost, sampled_steps=(30, 60, 90))
     add(root, "new", 2, commit="b" * 40)
     document = compare_runs([root / "base", root / "new"])
     (middle,) = (row for row in document["rows"] if row["name"] == "p50")

@@ -99,7 +99,7 @@ def test_the_picture_is_valid_and_shows_every_variant() -> None:
     for shown in (variants, variants[2:], []):
         picture = ElementTree.fromstring(front_svg(sweep_document("x", shown, rounds=1)))
         text = " ".join(picture.itertext())
-        assert all(one.name in text for one in shown)
+        assert all(listed.name in text for listed in shown)
 
 
 # -- page -------------------------------------------------------------------------------------------------------------
@@ -121,14 +121,17 @@ def test_the_page_has_the_front_by_time_and_memory() -> None:
     assert (front["form"], front["title"], front["up"]) == ("front", "Memory and time per sample", "time per sample")
     assert front["across"] == "peak memory of a process (largest rank)"
     assert front["failed"] == [["oom", "out of memory"]]
-    assert [(one["name"], one["place"], one["run"]) for one in front["points"]] == [
+    assert [(point["name"], point["place"], point["run"]) for point in front["points"]] == [
         ("small", "front", None),
         ("fast", "front", "fast-3"),
     ]
-    assert [one["ns"] for one in front["points"]] == [pytest.approx(5e6, rel=0.001), pytest.approx(2.5e6, rel=0.001)]
-    for one in front["points"]:
-        low, high = one["interval_ns"]
-        assert low < one["ns"] < high
+    assert [point["ns"] for point in front["points"]] == [
+        pytest.approx(5e6, rel=0.001),
+        pytest.approx(2.5e6, rel=0.001),
+    ]
+    for point in front["points"]:
+        low, high = point["interval_ns"]
+        assert low < point["ns"] < high
     assert front["label"].endswith("oom failed: out of memory.")
     (table,) = tables["tables"]
     assert table["heads"] == ["variant", "front", "samples/s", "interval", "step", "memory", "status", "settings"]

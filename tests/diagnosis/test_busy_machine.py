@@ -29,6 +29,7 @@ def accused(findings: list[Finding]) -> list[str]:
     return [each.title for each in findings if each.severity != "info" and each.kind != "cpu_saturated"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.seeds
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("ranks", [1, 2, 8])
@@ -37,6 +38,7 @@ def test_a_healthy_job_beside_others_is_not_accused(load: str, ranks: int) -> No
         assert accused(found(Cluster(ranks=ranks, steps=100, load=load, seed=seed))) == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize(("phase", "kind"), [("forward", "compute_straggler"), ("input", "input_straggler")])
 def test_the_rank_that_does_more_is_found_beside_others(load: str, phase: str, kind: str) -> None:
@@ -67,6 +69,7 @@ WEAK = {
 LONGER = {"input": 3.0, "forward": 18.0, "backward": 30.0, "optimizer": 7.0, "other": 1.0}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("name", WEAK)
 def test_weak_and_rare_faults_are_found_beside_others(name: str, load: str) -> None:

@@ -82,6 +82,19 @@ def test_a_straggler_within_the_step_gets_its_line() -> None:
     assert "within the step but outside all phases (main, train.py:27) every step" in first.title
 
 
+def test_a_straggler_between_the_model_and_backward_gets_its_line() -> None:
+    """That time counts as forward (the loss), and the stacks taken in it are outside all phases."""
+    line, later = ("/scripts/train.py", 11, "main"), ("/scripts/train.py", 14, "main")
+    cluster = Cluster(ranks=2, steps=100, faults=(slow_at(1, "forward", 400.0, range(60, 100)),))
+    stacks = [
+        *[stack(line, SCRIPT, rank=1, step=step, between=False) for step in (70, 80)],
+        *[stack(later, SCRIPT, rank=rank, step=step) for step in (71, 81, 90) for rank in (0, 1)],
+    ]
+    first = diagnose(run_of(*stacks, cluster=cluster))[0]
+    assert (first.ranks, first.phase, first.evidence["place"]) == ((1,), "forward", "main, train.py:11")
+    assert diagnose(run_of(*stacks[1:], cluster=cluster))[0].evidence["place"] is None
+
+
 def test_periodic_work_is_one_finding_with_its_line() -> None:
     line = ("/scripts/train.py", 4, "env_step")
     cluster = Cluster(ranks=1, steps=200, faults=(slow_at(0, "inside", 40.0, range(0, 200, 4)),))

@@ -236,6 +236,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.seeds
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_jobs_are_silent(name: str) -> None:

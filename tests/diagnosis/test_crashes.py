@@ -136,11 +136,11 @@ def test_a_rank_that_vanished_without_a_word() -> None:
     assert found.confidence == 0.7
 
 
-@pytest.mark.parametrize(("code", "said"), [(137, "was killed by SIGKILL"), (3, "exited with code 3")])
-def test_the_exit_code_of_a_single_process_is_its_ranks(code: int, said: str) -> None:
+@pytest.mark.parametrize(("code", "message"), [(137, "was killed by SIGKILL"), (3, "exited with code 3")])
+def test_the_exit_code_of_a_single_process_is_its_ranks(code: int, message: str) -> None:
     end = {"exit_code": code, "status": "crashed", "wall_ns": 1}
     found = crash_of(Cluster(ranks=1, steps=20, deaths=(Death(rank=0, step=12),), meta={"end": end}))
-    assert found.title == f"The script {said} (in step 12, in backward)."
+    assert found.title == f"The script {message} (in step 12, in backward)."
 
 
 def test_preemption_of_the_whole_job_is_told_as_such() -> None:

@@ -48,6 +48,7 @@ def blamed(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.ranks and finding.severity != "info"]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "kind", "rank", "phase", "side"),
     [
@@ -136,6 +137,7 @@ def test_a_rank_that_the_flight_recorder_has_waiting_is_not_accused() -> None:
     assert blamed(diagnose(replace(run, ranks=(*late, waits)))) == []
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "kind", "rank", "phase", "with_ms", "without_ms"),
     [

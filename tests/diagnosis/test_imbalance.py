@@ -29,6 +29,7 @@ def in_turns(ranks: int, ms: float, phase: str = "forward", steps: int = 80) -> 
     return Cluster(ranks=ranks, steps=steps, faults=faults)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])
 @pytest.mark.parametrize("phase", ["input", "forward", "backward"])
 def test_another_rank_in_each_step(ranks: int, phase: str) -> None:
@@ -107,7 +108,7 @@ def test_processes_without_a_group_do_not_wait_for_each_other(work: Work | None)
 def test_processes_without_a_group_lose_what_each_of_them_waits() -> None:
     """Hogwild: the title, the table and the cost have the mean of the processes, not what both wait in a step."""
     run = Cluster(ranks=2, steps=60, synchronized=False, noise=0.4, phases_ms={"input": 20.0, "forward": 30.0}).run()
-    alone = [replace(one, identity=replace(one.identity, world_size=1, backend="")) for one in run.ranks]
+    alone = [replace(rank, identity=replace(rank.identity, world_size=1, backend="")) for rank in run.ranks]
     document = summarize(replace(run, ranks=tuple(alone)))
     (found,) = (each for each in document["findings"] if each["kind"] == "input_bound")
     assert found["cost"]["share"] == pytest.approx(document["phases"]["input"]["share"], abs=0.02)

@@ -86,13 +86,13 @@ def test_otherwise_who_died_leads(sizes: dict[int, int], more: dict[str, Any]) -
     assert (found.kind, found.ranks) == ("rank_crashed", (0,))
 
 
-@pytest.mark.parametrize(("code", "told"), [(-6, True), (-9, False)])
-def test_where_calls_agree_an_abort_still_names_its_own(code: int, told: bool) -> None:
+@pytest.mark.parametrize(("code", "reported"), [(-6, True), (-9, False)])
+def test_where_calls_agree_an_abort_still_names_its_own(code: int, reported: bool) -> None:
     """What DDP calls in C++ is in no ring, and the library's own words are not in the run."""
     found = lead(died(2, {0: 4 * MIB, 1: 4 * MIB}, code=code))
     call = {"op": "all_reduce", "group": "mesh_dp", "bytes": 4 * MIB}
-    assert (found.kind, found.evidence["last_call"]) == ("rank_crashed", call if told else None)
+    assert (found.kind, found.evidence["last_call"]) == ("rank_crashed", call if reported else None)
     advice = "Its last call was all_reduce of mesh_dp with 4.0 MiB: look for a branch that only some ranks take, "
     assert [line for line in found.advice if "last call" in line] == (
-        [f"{advice}there or just before."] if told else []
+        [f"{advice}there or just before."] if reported else []
     )

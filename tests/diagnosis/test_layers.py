@@ -129,8 +129,8 @@ def test_averaging_now_and_then_is_longer_by_design() -> None:
     long = Cluster(ranks=2, steps=60, comm_ms=0.0, faults=averaging).run()
     for size, kinds in ((4000, set()), (40, {"jitter"})):
         own = [
-            replace(one, facts=of.facts, comm=of.comm)
-            for one, of in zip(long.ranks, exchanging(8, size).ranks, strict=True)
+            replace(rank, facts=of.facts, comm=of.comm)
+            for rank, of in zip(long.ranks, exchanging(8, size).ranks, strict=True)
         ]
         assert {"jitter", "stall"} & {each.kind for each in diagnose(replace(long, ranks=tuple(own)))} == kinds
 
@@ -858,6 +858,7 @@ HEALTHY: dict[str, Callable[[], LayerRecords]] = {
 }
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("variant", HEALTHY)
 def test_healthy_runs_raise_nothing(variant: str) -> None:
     run = CLUSTERS[4]
@@ -873,8 +874,8 @@ def test_healthy_runs_drawn_at_random_raise_nothing(data: st.DataObject) -> None
         st.lists(st.from_regex(r"[a-c](\.[0-3]){0,2}", fullmatch=True), min_size=1, max_size=12, unique=True)
     )
     names = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
-    still = data.draw(st.sets(st.sampled_from(names)))
-    tree = model(*names, frozen=still, replicated=data.draw(st.booleans()))
+    frozen_names = data.draw(st.sets(st.sampled_from(names)))
+    tree = model(*names, frozen=frozen_names, replicated=data.draw(st.booleans()))
     every = data.draw(st.sampled_from([1, 10, 100]))
     steps = range(0, every * data.draw(st.integers(1, 40)), every)
     ups = {name: data.draw(st.floats(1e-3, 1e3)) for name in names}

@@ -127,6 +127,7 @@ def test_rates_of_two_names_or_of_an_earlier_attempt_are_not_compared() -> None:
     assert "learning_rate" not in found.evidence
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_healthy_losses_raise_nothing(seed: int) -> None:
     """A falling loss, one that comes back, a GAN's, heavy tails, a loss that drifts up, and one of few values."""

@@ -238,6 +238,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.seeds
 @pytest.mark.parametrize("shape", HEALTHY)
 @pytest.mark.parametrize("steps", [15, 60, 300])
@@ -435,7 +436,7 @@ def test_samples_may_hold_anything(lines: list[tuple[str, dict[str, Any]]]) -> N
 
 # -- growth over the whole run, from floors ---------------------------------------------------------------------------
 
-HELD = 20_000_000_000
+BASE = 20_000_000_000
 EPOCH = 1_000
 MB = 1_000_000
 
@@ -471,7 +472,7 @@ def test_a_leak_of_100_mb_an_epoch_in_a_job_that_holds_20_gb(shape: str) -> None
     """After ten epochs, half of what 5% of the job would be."""
     for seed in seeds(8):
         random = np.random.default_rng(seed)
-        recorded = floors_of(lambda step, random=random: HELD + SLOW_LEAKS[shape](random, step), steps=10 * EPOCH)
+        recorded = floors_of(lambda step, random=random: BASE + SLOW_LEAKS[shape](random, step), steps=10 * EPOCH)
         assert long_rise(recorded), seed
 
 
@@ -489,6 +490,7 @@ SLOW_AND_HEALTHY = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.seeds
 @pytest.mark.parametrize("shape", SLOW_AND_HEALTHY)
 @pytest.mark.parametrize("epoch", [EPOCH, 0])
@@ -497,7 +499,9 @@ def test_what_healthy_jobs_do_over_epochs_is_no_leak_at_any_time(shape: str, epo
         random = np.random.default_rng(seed)
         for steps in (1500, 3000, 5500, 7000, 12_000):
             recorded = floors_of(
-                lambda step, random=random: HELD + SLOW_AND_HEALTHY[shape](random, step), steps=steps, epoch=epoch
+                lambda step, random=random: BASE + SLOW_AND_HEALTHY[shape](random, step),
+                steps=steps,
+                epoch=epoch,
             )
             assert not long_rise(recorded), (seed, steps)
 
@@ -506,7 +510,7 @@ def test_a_slow_leak_is_told_by_epoch_while_the_job_runs() -> None:
     """The window that is judged live is long after its beginning, and shows nothing."""
     cluster = on_device(ranks=2, steps=thresholds.LIVE_STEPS, allocated_mb=20_000.0)
     run = with_samples(cluster, gpu={"mem_used": 24 * GIB, "mem_total": 141 * GIB})
-    run.ranks[1].facts.update(floors_of(lambda step: HELD + 20_000 * step, steps=60_000, epoch=6_000, device=True))
+    run.ranks[1].facts.update(floors_of(lambda step: BASE + 20_000 * step, steps=60_000, epoch=6_000, device=True))
     (creep,) = found(run)
     assert (creep.kind, creep.ranks, creep.evidence["which"]) == ("memory_creep", (1,), "device_allocated")
     assert creep.evidence["bytes_per_epoch"] == pytest.approx(120 * MB, rel=0.02)
@@ -514,7 +518,7 @@ def test_a_slow_leak_is_told_by_epoch_while_the_job_runs() -> None:
 
 
 def test_the_first_epoch_is_awaited_if_it_is_short_enough() -> None:
-    recorded = floors_of(lambda step: HELD + 300_000 * step, steps=8_000, epoch=0)
+    recorded = floors_of(lambda step: BASE + 300_000 * step, steps=8_000, epoch=0)
     assert long_rise(recorded)
     assert long_rise({**recorded, "loader": {"length": 1_000_000}})
     assert not long_rise({**recorded, "loader": {"length": 10_000}})

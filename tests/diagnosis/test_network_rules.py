@@ -48,6 +48,7 @@ def alarms(run: RunData) -> list[tuple[str, str]]:
 # -- who ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("hosts", [3, 4, 9])
 @pytest.mark.parametrize("which", [{"rtt_us": 20_000.0}, {"loss": 0.08}])
 def test_a_bad_host_is_named_and_without_a_price_it_is_information(hosts: int, which: dict[str, float]) -> None:

@@ -101,8 +101,8 @@ def test_activations_that_are_gone_again_do_not_count() -> None:
 
 
 def test_a_list_that_keeps_tensors_comes_first() -> None:
-    kept = group("bfloat16", "other", 6 * GIB, count=300, where="kept, a list made at train.py:88")
-    found = judged(memory=account(kinds={"parameters": GIB}, tensors=[kept]))
+    listed_tensors = group("bfloat16", "other", 6 * GIB, count=300, where="kept, a list made at train.py:88")
+    found = judged(memory=account(kinds={"parameters": GIB}, tensors=[listed_tensors]))
     assert found.advice[1] == (
         "kept, a list made at train.py:88, keeps 300 bfloat16 tensors of shape [4, 8], 6.0 GiB: "
         "keep numbers (.item()) or fewer of them."

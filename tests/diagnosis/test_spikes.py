@@ -38,6 +38,7 @@ def everywhere(ranks: int, phase: str, ms: float, steps: range) -> tuple[Fault, 
     return tuple(slow_at(rank, phase, ms, steps) for rank in range(ranks))
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer", "other"])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 16])
 @pytest.mark.parametrize("step", [5, 31, 59])
@@ -194,6 +195,7 @@ def test_spikes_of_another_rank_each_time_are_never_a_warning() -> None:
             assert found.severity == "info"
 
 
+@pytest.mark.few(15)
 @pytest.mark.seeds
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("steps", [12, 30, 60, 150])
@@ -262,6 +264,7 @@ def gan(*, ranks: int = 1, steps: int = 200, every: int = 5, generator_ms: float
     return Cluster(ranks=ranks, steps=steps, backwards=counts, faults=(*own, *more.pop("faults", ())), **more)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("every", [2, 3, 5, 10, 50])
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("noise", [0.02, 0.2])
@@ -301,6 +304,7 @@ def test_an_odd_step_with_more_passes_may_take_as_much_longer_and_no_more() -> N
     assert ("stall", (50, 50)) in {(finding.kind, finding.steps) for finding in stalled}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_scatter_of_longer_steps_has_no_beat(seed: int) -> None:
     """On a busy machine what takes longest is lengthened most."""
@@ -312,7 +316,7 @@ def test_the_scatter_of_longer_steps_has_no_beat(seed: int) -> None:
     assert {finding.severity for finding in found} == {"info"}
 
 
-def looked_at(cluster: Cluster, steps: range) -> list[Finding]:
+def judged_with_samples(cluster: Cluster, steps: range) -> list[Finding]:
     """What is found if Stepscope looked at the layers in these steps."""
     view = view_of(build_window(replace(cluster, sampled_steps=tuple(steps)).run()))
     return [claim.finding for claim in find_spikes(view, view.step_ns, [])]
@@ -323,18 +327,18 @@ def test_steps_in_which_the_layers_were_looked_at_are_no_spikes() -> None:
     each = [everywhere(2, "forward", 60.0, range(step, step + 1)) for step in steps]
     slower = Cluster(ranks=2, steps=1000, faults=tuple(fault for faults in each for fault in faults))
     assert [found.kind for found in found_in(slower)] == ["jitter"]
-    assert looked_at(slower, steps) == []
+    assert judged_with_samples(slower, steps) == []
     stalled = Cluster(ranks=2, steps=1000, faults=(slow_at(0, "forward", 5000.0, range(137, 138)),))
-    assert [(found.kind, found.steps) for found in looked_at(stalled, steps)] == [("stall", (137, 137))]
+    assert [(found.kind, found.steps) for found in judged_with_samples(stalled, steps)] == [("stall", (137, 137))]
 
 
 def test_the_first_look_may_take_longer() -> None:
     """A GPU loads the kernels for it."""
     steps = range(37, 1000, 100)
     first = Cluster(ranks=2, steps=1000, faults=tuple(everywhere(2, "forward", 400.0, range(37, 38))))
-    assert looked_at(first, steps) == []
+    assert judged_with_samples(first, steps) == []
     later = Cluster(ranks=2, steps=1000, faults=tuple(everywhere(2, "forward", 400.0, range(137, 138))))
-    assert [(found.kind, found.steps) for found in looked_at(later, steps)] == [("stall", (137, 137))]
+    assert [(found.kind, found.steps) for found in judged_with_samples(later, steps)] == [("stall", (137, 137))]
 
 
 def test_steps_that_call_the_model_more_often_take_longer_by_design() -> None:

@@ -50,6 +50,7 @@ def named(findings: list[Finding]) -> list[tuple[tuple[int, ...], str | None]]:
     return [(finding.ranks, finding.phase) for finding in findings]
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize(
     "phase", ["input", "h2d", "forward", "backward", "optimizer", "other", "checkpoint", "augment"]
 )
@@ -63,6 +64,7 @@ def test_ten_per_cent_in_any_phase_is_found_within_sixty_steps(phase: str, ranks
     assert found.evidence["excess_ms"] == pytest.approx(0.1 * STEP_MS, rel=0.3)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("phase", ["input", "h2d", "forward", "optimizer", "other", "augment"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])
 def test_where_waiting_hides_in_backward_the_culprit_is_found_all_the_same(phase: str, ranks: int) -> None:
@@ -126,8 +128,8 @@ def test_the_price_is_what_the_fault_costs() -> None:
 @pytest.mark.parametrize("steps", [None, range(60, 120)])
 def test_the_title_says_what_fixing_gains(seed: int, steps: range | None) -> None:
     """What is longer in one phase and shorter in another makes nobody wait."""
-    more, less = slow_at(1, "other", 30.0, steps), slow_at(0, "forward", 10.0, steps)
-    (found,) = stragglers_of(Cluster(ranks=2, steps=120, noise=0.05, seed=seed, faults=(more, less)))
+    larger, smaller = slow_at(1, "other", 30.0, steps), slow_at(0, "forward", 10.0, steps)
+    (found,) = stragglers_of(Cluster(ranks=2, steps=120, noise=0.05, seed=seed, faults=(larger, smaller)))
     assert found.ranks == (1,)
     assert found.evidence["excess_ms_by_phase"]["other"] == pytest.approx(30.0, abs=1.5)
     assert found.evidence["gain_ms"] == pytest.approx(20.0, abs=1.5)
@@ -221,6 +223,7 @@ def test_an_input_wait_on_one_rank_is_a_straggler_not_input_bound() -> None:
 NOISES = [(0.02, 0.0, 0.0), (0.1, 0.02, 0.0), (0.3, 0.05, 0.0), (0.05, 0.01, 0.03), (0.1, 0.05, 0.1)]
 
 
+@pytest.mark.few(12)
 @pytest.mark.seeds
 @pytest.mark.parametrize(("noise", "tail", "drift"), NOISES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 16])
@@ -340,6 +343,7 @@ def test_the_place_of_a_core_is_worth_no_warning(step_ms: float) -> None:
     assert [finding.title for finding in found if finding.severity != "info"] == []
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(20))
 def test_two_healthy_ranks_that_wander_are_not_accused(seed: int) -> None:
     found = stragglers_of(Cluster(ranks=2, steps=700, noise=0.3, drift=0.3, seed=seed))
@@ -366,6 +370,7 @@ def late(cluster: Cluster, *, until: int | None = None) -> list[Finding]:
     return [finding for finding in diagnose(run) if finding.kind.endswith("straggler")]
 
 
+@pytest.mark.few(4)
 @pytest.mark.seeds
 @pytest.mark.parametrize("ranks", [2, 4, 16])
 @pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer"])

@@ -56,5 +56,5 @@ def test_the_fault_comes_first(
 
 @pytest.mark.parametrize(("name", "ranks"), [("bert.py", 1), ("vit.py", 1), ("llama.py", 2)])
 def test_without_a_fault_nobody_is_accused(record: Callable[..., Any], name: str, ranks: int) -> None:
-    found = [one for one in record(name, "none", ranks) if one["severity"] != "info"]
-    assert [one["kind"] for one in found if one["kind"] == "memory_creep" or 0 < len(one["ranks"]) < ranks] == []
+    found = [row for row in record(name, "none", ranks) if row["severity"] != "info"]
+    assert [row["kind"] for row in found if row["kind"] == "memory_creep" or 0 < len(row["ranks"]) < ranks] == []

@@ -95,9 +95,9 @@ def test_a_line_end_in_the_name_of_a_run_does_not_split_an_error_line(
         monkeypatch.setattr(sys, "argv", ["stepscope", *words])
         with pytest.raises(SystemExit) as ended:
             main()
-        told = capsys.readouterr()
-        assert (ended.value.code, told.out, told.err.count("\n")) == (3, "", 1), told
-        assert r"a\nstepscope: all is well\t\x1b[31m" in told.err
+        printed = capsys.readouterr()
+        assert (ended.value.code, printed.out, printed.err.count("\n")) == (3, "", 1), printed
+        assert r"a\nstepscope: all is well\t\x1b[31m" in printed.err
     assert run_command(["list", str(run_dir.parent)]) == 0
     assert capsys.readouterr().err.count("\n") == 1
 

@@ -72,8 +72,8 @@ def attack(
     def tried(
         kinds: Sequence[str], actions: Sequence[str], names: Sequence[str] | None = None, runs: str = "finished active"
     ) -> None:
-        asked = {"runs": [str(recorded / run) for run in runs.split()], "kinds": kinds, "actions": actions}
-        done = run_python(hostile_files.__file__, work, json.dumps({**asked, "names": names}), timeout_s=280.0)
+        document = {"runs": [str(recorded / run) for run in runs.split()], "kinds": kinds, "actions": actions}
+        done = run_python(hostile_files.__file__, work, json.dumps({**document, "names": names}), timeout_s=280.0)
         cases = [json.loads(line) for line in done.stdout.splitlines()]
         assert done.code == 0, f"the case after {cases[-1:]} never ended, or ended the process: {done.stderr}"
         peak_bytes = cases.pop()["peak_bytes"]
@@ -193,14 +193,15 @@ def test_one_function_opens_what_a_run_contains(tmp_path: Path) -> None:
 
 
 def test_no_other_function_opens_files_to_read() -> None:
-    """Outside ``open_file``, only what is not in a run: /proc and /sys, our own page, files that the user names."""
+    """Outside ``open_file``, only what is not in a run: /proc and /sys, our page and cache, files that users name."""
     elsewhere = {
-        "agent/hangs/rank_evidence.py", "agent/job_context.py", "agent/procfs.py", "agent/sampling/host.py",
-        "agent/stacks.py", "cli/analysis/flight.py", "cli/commands/run.py", "cli/launch/live_view.py",
-        "cli/launch/record.py", "cli/launch/slurm_tasks.py", "hub/api/auth.py", "hub/api/runs.py", "hub/transport.py",
-        "notebook/cells.py", "page/assets.py", "records/files.py", "records/run_clock.py", "ring/writer.py",
-        "store/liveness.py", "terminal/feed.py", "whatif/operations.py", "wire/handshake.py",
-        "agent/output_forwarder.py", "flight/decode.py",
+        "agent/hangs/rank_evidence.py", "agent/job_context.py", "agent/output_forwarder.py", "agent/procfs.py",
+        "agent/sampling/host.py", "agent/stacks.py", "assistant/mcp_server.py", "captures/kineto_process.py",
+        "cli/analysis/flight.py", "cli/commands/run.py", "cli/launch/live_view.py", "cli/launch/record.py",
+        "cli/launch/slurm_tasks.py", "flight/decode.py", "hub/api/auth.py", "hub/api/runs.py", "hub/api/traces.py",
+        "hub/traces/desk.py", "hub/transport.py", "integrations/exporter.py", "notebook/cells.py", "page/assets.py",
+        "records/files.py", "records/run_clock.py", "ring/writer.py", "store/liveness.py", "terminal/feed.py",
+        "whatif/operations.py", "wire/handshake.py",
     }  # fmt: skip
     package = ROOT / "src" / "stepscope"
     opens = {

@@ -93,8 +93,8 @@ def test_the_launcher(
     assert summary["notices"] == ["The launcher died before it could record how the run ended."]
     assert summary["ranks"][0]["state"] == "exited"
     patient.leaves_nothing()
-    again = run_stepscope("run", "--quiet", "--name", "same", "true")
-    assert (again.code, again.run_dir.name) == (0, "same-2")
+    repeated = run_stepscope("run", "--quiet", "--name", "same", "true")
+    assert (repeated.code, repeated.run_dir.name) == (0, "same-2")
 
 
 @pytest.mark.soak  # near: tests/launch/test_deaths.py

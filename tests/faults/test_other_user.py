@@ -17,9 +17,9 @@ from made_runs import record
 from stepscope.cli.finalize import finalize_run
 from stepscope.hub.api.auth import ALL, ReaderTokens, tokens_path
 from stepscope.records.files import make_session
-from stepscope.store.catalog import UserHub, add_folder, announced
 from stepscope.store.create import create_run
 from stepscope.store.documents import HubFile, end_run, write_hub_file
+from stepscope.store.user_runs import UserHub, add_folder, announced
 from stepscope.wire.handshake import load_keys
 
 pytestmark = pytest.mark.faults

@@ -61,7 +61,7 @@ def test_real_threads_of_this_process() -> None:
     main = main_thread(threads)
     assert main is not None
     assert main.frames[0].function == "test_real_threads_of_this_process"
-    assert any(frame.function == "helper" for one in threads if not one.main for frame in one.frames)
+    assert any(frame.function == "helper" for thread in threads if not thread.main for frame in thread.frames)
 
 
 def test_which_thread_and_which_line_are_the_users() -> None:
@@ -119,8 +119,8 @@ def test_a_thousand_alike_are_one() -> None:
 
 @given(st.text())
 def test_any_text(text: str) -> None:
-    for one in (text, f"Stack (most recent call first):\n{text}", stack_text((text, 1, text))):
-        threads = parse_threads(one)
+    for form in (text, f"Stack (most recent call first):\n{text}", stack_text((text, 1, text))):
+        threads = parse_threads(form)
         assert sum(thread.main for thread in threads) <= 1
         user_frame(threads)
         group_stacks({0: threads, 1: threads})

@@ -50,13 +50,13 @@ def test_older_versions(version: str) -> None:
 def test_durations_are_numbers_too() -> None:
     quick = document(count=40)
     for number, entry in enumerate(quick["entries"]):
-        kept = {
+        unread_fields = {
             key: entry.pop(key) for key in ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "state")
         }
         later = {
             key: entry.pop(key) for key in list(entry) if key.startswith(("time_disc", "retired", "timeout", "is_p2p"))
         }
-        entry.update({"duration_ms": number / 7, **kept, **later})
+        entry.update({"duration_ms": number / 7, **unread_fields, **later})
     data = pickle.dumps(quick, protocol=2)
     assert quick_dump(data, source="", rank=3) == slow(data) is not None
 

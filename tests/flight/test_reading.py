@@ -148,8 +148,8 @@ def test_only_the_dumps_of_a_recorded_run_are_read(tmp_path: Path) -> None:
     (run / "run.json").write_text("{}")
     (run / "errors").mkdir()
     (run / "errors" / "22052.json").write_text('{"type": "SignalException"}')  # named after a process, not a rank
-    for asked in (run, tmp_path):
-        reading = read_paths([asked])
+    for path in (run, tmp_path):
+        reading = read_paths([path])
         assert ([dump.rank for dump in reading.dumps], reading.unreadable, reading.problems) == ([0, 1], (), ())
     (tmp_path / "healthy").mkdir()
     (tmp_path / "healthy" / "run.json").write_text("{}")
@@ -297,9 +297,9 @@ def test_damaged_dumps_are_refused_or_judged(data: bytes) -> None:
 @settings(max_examples=examples(200))
 @given(st.binary(max_size=300))
 def test_any_bytes(data: bytes) -> None:
-    for one in (data, b"\x80\x02" + data, b"{" + data):
+    for damaged in (data, b"\x80\x02" + data, b"{" + data):
         try:
-            read_dump(one)
+            read_dump(damaged)
         except DumpError:
             pass
 

@@ -82,4 +82,4 @@ def test_a_slow_forward_is_one_finding(name: str, run_stepscope: Callable[..., A
     found = [finding for finding in summary_of(done)["findings"] if finding["severity"] != "info"]
     late = [finding for finding in found if finding["kind"].endswith("straggler") or finding["kind"] == "imbalance"]
     kind = "imbalance" if name == "pp" else "compute_straggler"
-    assert [(one["kind"], one["ranks"], one["phase"]) for one in late] == [(kind, [case.culprit], "forward")]
+    assert [(row["kind"], row["ranks"], row["phase"]) for row in late] == [(kind, [case.culprit], "forward")]

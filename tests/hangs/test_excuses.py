@@ -69,7 +69,7 @@ def test_known_work_is_given_sixty_times_the_threshold(
     assert excuse.reason == f"{who} {what}."
     assert signs in excuse.evidence
     assert excuse.evidence[-1] == "It counts as a hang after 10 min without progress."
-    assert excuse.look_again_s == 1.0
+    assert excuse.check_again_s == 1.0
     assert Job(ranks=size, silent_s=601.0).alone(0, threads, **fields).hang().culprits[0].rank == 0
 
 
@@ -78,7 +78,7 @@ def test_known_work_is_given_sixty_times_the_threshold(
     [(SAVING, {"phase": "checkpoint"}), (EVALUATING, {}), (SLEEPING, {"phase": "eval"}), (COMPILING, {})],
 )
 def test_known_work_of_which_nothing_moves_is_given_twelve_times(threads: Stack, fields: dict[str, Any]) -> None:
-    assert Job(silent_s=119.0).alone(0, threads, **fields).excuse().look_again_s == 1.0
+    assert Job(silent_s=119.0).alone(0, threads, **fields).excuse().check_again_s == 1.0
     hang = Job(silent_s=121.0).alone(0, threads, **fields).hang()
     assert (hang.kind, hang.victims) == ("hang_missing_collective", (1, 2, 3))
 
@@ -224,8 +224,8 @@ def test_who_waits_in_the_collective_of_a_checkpoint_waits() -> None:
 
 
 def test_it_is_looked_at_again_no_later_than_after_the_threshold() -> None:
-    assert Job(silent_s=11.0).alone(0, COMPUTING, **RUNNING).excuse().look_again_s == 10.0
-    assert Job(silent_s=55.0).alone(0, COMPUTING, **RUNNING).excuse().look_again_s == 5.0
+    assert Job(silent_s=11.0).alone(0, COMPUTING, **RUNNING).excuse().check_again_s == 10.0
+    assert Job(silent_s=55.0).alone(0, COMPUTING, **RUNNING).excuse().check_again_s == 5.0
 
 
 def test_the_reason_is_the_same_at_every_look() -> None:
@@ -278,7 +278,7 @@ def test_a_notebook_whose_cells_are_done_rests_as_long_as_it_likes(threads: Stac
     for silent_s in (11.0, 1e6):
         rests = Job(ranks=1, silent_s=silent_s).alone(0, threads).excuse()
         assert rests.reason == "The process waits for the user to run the next cell."
-        assert rests.look_again_s == 60.0
+        assert rests.check_again_s == 60.0
 
 
 def test_a_cell_that_stands_still_is_a_hang_as_anywhere() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from h200_hangs import kept, write_nccl_dumps
+from h200_hangs import recorded_evidence, write_nccl_dumps
 
 from stepscope.hangs.judge import NotAHang, judge
 from stepscope.records.hang import HangRecord
@@ -17,7 +17,7 @@ MISSING = "hang_missing_collective"
 
 
 def judged(case: str) -> HangRecord | NotAHang:
-    known = kept(case)
+    known = recorded_evidence(case)
     instants = {"declared_wall_ns": known.gathered_wall_ns, "stopped_wall_ns": known.stopped_wall_ns}
     return judge(known.evidence, number=1, **instants)
 
@@ -165,7 +165,7 @@ def test_a_call_that_differed_and_ended_stops_nccl_much_later() -> None:
 
 def test_without_the_calls_before_it_cannot_be_told_who_was_wrong() -> None:
     """Two ranks, and recorders that reach back to number 82 and no further: both are named."""
-    known = kept("other_op").evidence
+    known = recorded_evidence("other_op").evidence
     ranks = tuple(replace(rank, flight=_from(rank.flight, 82)) for rank in known.ranks)
     found = judge(replace(known, ranks=ranks), number=1, declared_wall_ns=2, stopped_wall_ns=1)
     assert isinstance(found, HangRecord)
@@ -203,7 +203,7 @@ def _from(flight: bytes, first: int) -> bytes:
 def test_no_hangs(case: str, reason: str) -> None:
     found = judged(case)
     assert isinstance(found, NotAHang), found
-    assert (found.reason, found.look_again_s) == (reason, 10.0)
+    assert (found.reason, found.check_again_s) == (reason, 10.0)
 
 
 def test_what_nccls_watchdog_wrote_names_the_rank_that_did_not_come(tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ def test_worlds_of_different_sizes_are_not_joined() -> None:
 def test_each_of_several_standstills_has_its_own_hosts() -> None:
     first = [seen(eight(), host, ranks, over="recovered", over_wall_ns=150 * S) for host, ranks in HALVES]
     second = [seen(eight(), host, ranks, at_s=200.0, number=2) for host, ranks in HALVES]
-    told = join_hangs([*second, *first])
-    assert [(hang.over, [(part.host, part.number) for part in hang.parts]) for hang in told] == [
+    hangs = join_hangs([*second, *first])
+    assert [(hang.over, [(part.host, part.number) for part in hang.parts]) for hang in hangs] == [
         ("recovered", [("a", 1), ("b", 1)]),
         (None, [("a", 2), ("b", 2)]),
     ]
@@ -144,13 +144,13 @@ def gone(rank: int, ended: str = "", **more: Any) -> GoneRank:
 
 def test_a_host_whose_ranks_are_all_gone_has_no_watchdog_that_would_tell() -> None:
     here = seen(Job(ranks=8), "a", range(4))
-    said = dict.fromkeys(range(4, 8), "raised E: Connection closed") | {6: "raised ValueError: bad"}
-    dead = [gone(rank, ended) for rank, ended in said.items()]
+    endings = dict.fromkeys(range(4, 8), "raised E: Connection closed") | {6: "raised ValueError: bad"}
+    dead = [gone(rank, ended) for rank, ended in endings.items()]
     (hang,) = join_hangs([here], Elsewhere(gone=dead))
     assert (hang.kind, [culprit.rank for culprit in hang.culprits]) == ("rank_crashed", [6])
     assert hang.title.startswith("Rank 6 on b raised ValueError: bad in step 7; ranks 0–3 wait for it")
-    of_another = [replace(one, attempt=1) for one in dead]
-    after = [replace(one, ended_wall_ns=500 * S) for one in dead]
+    of_another = [replace(rank_error, attempt=1) for rank_error in dead]
+    after = [replace(rank_error, ended_wall_ns=500 * S) for rank_error in dead]
     assert join_hangs([here], Elsewhere(gone=of_another)) == join_hangs([here], Elsewhere(gone=after)) == [here.record]
 
 

@@ -94,6 +94,7 @@ def test_what_it_waits_for_instead_is_named(frame: tuple[str, int, str], words: 
     assert hang.culprits[0].reason == f"has not called all_reduce of default_pg; it {words} at train.py:45"
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     ("ended", "words"),
@@ -334,19 +335,19 @@ def test_a_recv_from_a_rank_that_sleeps() -> None:
 
 @pytest.mark.parametrize("size", (4, 64, 1000))
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected_calls"),
     [
         ({"op": "all_gather"}, ("called all_reduce", "called all_gather")),
         ({"bytes": 4096}, ("called all_reduce with 2,048 bytes", "called all_reduce with 4,096 bytes")),
     ],
 )
-def test_another_call_by_the_words_alone(size: int, fields: dict[str, object], told: tuple[str, str]) -> None:
+def test_another_call_by_the_words_alone(size: int, fields: dict[str, object], expected_calls: tuple[str, str]) -> None:
     job = Job(ranks=size)
     hang = job.at(1, collective=job.waits(**fields)).hang()
     assert verdict(hang) == ("hang_mismatch", [1], others(size, 1), False)
     assert hang.title == (
         "The ranks of default_pg are not in the same call: "
-        f"{ranks_text(others(size, 1))} {told[0]} and rank 1 {told[1]}."
+        f"{ranks_text(others(size, 1))} {expected_calls[0]} and rank 1 {expected_calls[1]}."
     )
 
 
@@ -432,7 +433,7 @@ def test_of_two_processes_with_one_rank_the_living_one_counts() -> None:
 
 @pytest.mark.parametrize("size", (4, 64))
 @pytest.mark.parametrize(
-    ("odd", "told"),
+    ("odd", "message"),
     [
         (entry(7, "gloo:all_gather"), "all_gather [512] Float"),
         (entry(7, "gloo:barrier", sizes=()), "barrier"),
@@ -441,10 +442,10 @@ def test_of_two_processes_with_one_rank_the_living_one_counts() -> None:
     ],
     ids=["operation", "skipped", "size", "dtype"],
 )
-def test_another_call_by_the_flight_recorders(size: int, odd: dict[str, object], told: str) -> None:
+def test_another_call_by_the_flight_recorders(size: int, odd: dict[str, object], message: str) -> None:
     hang = Job(ranks=size, sequence=7).at(1, flight=flight(odd)).hang()
     assert verdict(hang) == ("hang_mismatch", [1], others(size, 1), False)
-    assert hang.title.startswith(f"Rank 1 at train.py:59 (dist.all_reduce(loss)) called {told}")
+    assert hang.title.startswith(f"Rank 1 at train.py:59 (dist.all_reduce(loss)) called {message}")
     assert hang.title.endswith(f"(number 7 of default_pg); {wait(size, 1)}.")
     assert hang.culprits[0].at == Frame(file=SCRIPT, line=59, function="step")
     assert hang.flight["culprits"] == [1]

@@ -120,8 +120,8 @@ def test_an_extra_collective_that_nobody_notices_at_first(made: Any, more: int) 
 def test_lines_that_always_differ_are_no_fault(world: int, count: int, data: st.DataObject) -> None:
     """Rank 0 broadcasts from another line than the rest receive from; somebody else then stops."""
     job = FlightJob(world)
-    one = [Call(op="broadcast", site=frames_at(20)), *steps(1)]
-    programs = dict.fromkeys(range(world), one * count)
+    calls_of_step = [Call(op="broadcast", site=frames_at(20)), *steps(1)]
+    programs = dict.fromkeys(range(world), calls_of_step * count)
     programs[0] = [Call(op="broadcast", site=frames_at(19)), *steps(1)] * count
     rank = data.draw(st.integers(1, world - 1))
     at = data.draw(st.integers(1, 4 * count - 1))

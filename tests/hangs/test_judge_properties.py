@@ -124,7 +124,7 @@ def test_no_evidence_makes_it_raise(evidence: Evidence) -> None:
     answer = judge(evidence, number=1, declared_wall_ns=2, stopped_wall_ns=1)
     if isinstance(answer, NotAHang):
         assert answer.reason.endswith(".")
-        assert answer.look_again_s >= 1.0
+        assert answer.check_again_s >= 1.0
         return
     assert answer.title.endswith(".")
     culprits = {culprit.rank for culprit in answer.culprits}
@@ -132,15 +132,15 @@ def test_no_evidence_makes_it_raise(evidence: Evidence) -> None:
     assert culprits <= here
     assert set(answer.victims) <= here - culprits
     assert answer.culprits or answer.undecidable, "somebody is to blame, or it is said that nobody can tell"
-    again = HangRecord.from_dict(json.loads(json.dumps(answer.to_dict())))
-    assert (again.culprits, again.victims, again.stacks) == (answer.culprits, answer.victims, answer.stacks)
+    repeated = HangRecord.from_dict(json.loads(json.dumps(answer.to_dict())))
+    assert (repeated.culprits, repeated.victims, repeated.stacks) == (answer.culprits, answer.victims, answer.stacks)
     for width in (60, 80, 120):
         assert max(map(len, hang_lines(answer, width)), default=0) <= width
     finding = finding_of(answer)
     assert (finding.kind, finding.severity, set(finding.ranks)) == (answer.kind, "critical", culprits)
 
 
-def kept(evidence: Evidence) -> EvidenceFile:
+def read_back(evidence: Evidence) -> EvidenceFile:
     """As it comes out of its file."""
     before = EvidenceFile(number=1, stopped_wall_ns=1, gathered_wall_ns=2, evidence=evidence)
     return evidence_from_dict(json.loads(json.dumps(evidence_to_dict(before))))
@@ -150,8 +150,8 @@ def kept(evidence: Evidence) -> EvidenceFile:
 @given(EVIDENCE)
 def test_what_was_kept_is_what_was_gathered(evidence: Evidence) -> None:
     """But for what would steer a terminal, and answers that are no text."""
-    once = kept(evidence).evidence
-    assert kept(once).evidence == once
+    once = read_back(evidence).evidence
+    assert read_back(once).evidence == once
     assert [replace(rank, workers=(), flight=b"") for rank in once.ranks] == [
         replace(rank, workers=(), flight=b"") for rank in evidence.ranks
     ]
@@ -161,26 +161,26 @@ def test_what_was_kept_is_what_was_gathered(evidence: Evidence) -> None:
 @given(EVIDENCE, st.lists(st.sampled_from("abc"), min_size=10, max_size=10))
 def test_any_split_over_hosts_is_judged_as_one_host_would_be(evidence: Evidence, places: list[str]) -> None:
     alone = {rank.rank: rank for rank in evidence.ranks}
-    whole = replace(kept(replace(evidence, ranks=tuple(alone[rank] for rank in sorted(alone)))).evidence, host="a")
+    whole = replace(read_back(replace(evidence, ranks=tuple(alone[rank] for rank in sorted(alone)))).evidence, host="a")
     seen = []
     for host in sorted({places[rank.rank] for rank in whole.ranks}):
         own = replace(whole, host=host, ranks=tuple(rank for rank in whole.ranks if places[rank.rank] == host))
         verdict = judge(own, number=1, declared_wall_ns=2, stopped_wall_ns=1)
         record = verdict if isinstance(verdict, HangRecord) else None
-        seen.append(SeenHang(file=kept(own), record=record))
-    told = join_hangs(seen)
-    records = [one.record for one in seen if one.record is not None]
+        seen.append(SeenHang(file=read_back(own), record=record))
+    hangs = join_hangs(seen)
+    records = [answer.record for answer in seen if answer.record is not None]
     together = judge(whole, number=1, declared_wall_ns=2, stopped_wall_ns=1)
     if len(seen) < 2 or not records:
-        assert told == records
+        assert hangs == records
     elif isinstance(together, NotAHang):
-        assert [replace(hang, evidence=hang.evidence[:-1]) for hang in told] == records
-        assert all("it is not a hang: " in one.evidence[-1] for one in told)
+        assert [replace(hang, evidence=hang.evidence[:-1]) for hang in hangs] == records
+        assert all("it is not a hang: " in finding.evidence[-1] for finding in hangs)
     else:
-        (joined,) = told
+        (joined,) = hangs
         assert [part.host for part in joined.parts] == [record.host for record in records]
-        told_alike = ("kind", "culprits", "victims", "undecidable", "collective", "cycle", "evidence", "stacks")
-        for name in told_alike:
+        equal_fields = ("kind", "culprits", "victims", "undecidable", "collective", "cycle", "evidence", "stacks")
+        for name in equal_fields:
             assert getattr(joined, name) == getattr(together, name), name
         assert {**joined.flight, "title": ""} == {**together.flight, "title": ""}
         without = re.compile(r" on (?:[abc]|\d hosts)\b")
@@ -227,7 +227,7 @@ def test_permuting_the_ranks_permutes_the_verdict(doings: list[str], chance: ran
     evidence = job.evidence()
     shuffled = list(range(size))
     chance.shuffle(shuffled)
-    renamed = [replace(one, rank=shuffled[one.rank]) for one in evidence.ranks]
+    renamed = [replace(rank, rank=shuffled[rank.rank]) for rank in evidence.ranks]
     chance.shuffle(renamed)
     before, after = outcome(evidence), outcome(replace(evidence, ranks=tuple(renamed)))
     if before == ("not a hang",):

@@ -209,7 +209,7 @@ def test_a_kernel_before_the_collective_may_take_its_time() -> None:
         ),
         "It counts as a hang after 1 min without progress.",
     )
-    assert excuse.look_again_s == 10.0
+    assert excuse.check_again_s == 10.0
     hang = busy(61.0).hang()
     assert verdict(hang) == ("hang_device", [1], (0, 2, 3), False)
     assert hang.title == (
@@ -254,7 +254,7 @@ def test_collectives_that_end_are_progress_however_silent_the_rings_are(silent_s
     excuse = moving.excuse()
     assert excuse.reason == "Rank 0 makes progress in its collectives."
     assert excuse.evidence == ("18 were called or ended between two reads of its Flight Recorder.",)
-    assert 10.0 <= excuse.look_again_s <= 60.0
+    assert 10.0 <= excuse.check_again_s <= 60.0
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,9 @@ IN_LOADER = stack(("torch/utils/data/dataloader.py", 1275, "_try_get_data"), ("t
 def test_no_verb_of_the_judge_is_left(fields: dict[str, Any]) -> None:
     job = Job(ranks=2, silent_s=900.0, lines={}).alone(1).at(1, **fields)
     past = past_if_over(replace(job.hang(), over="ended"))
-    said = [past.title, *past.cycle, *(culprit.reason for culprit in past.culprits), *past.evidence]
+    sentences = [past.title, *past.cycle, *(culprit.reason for culprit in past.culprits), *past.evidence]
     present = re.compile(rf"\b({'|'.join(PAST)})\b")
     if past.kind == "rank_crashed":
-        assert said[0] == "Rank 1 is gone in step 7; rank 0 waited for it in all_reduce of default_pg."
+        assert sentences[0] == "Rank 1 is gone in step 7; rank 0 waited for it in all_reduce of default_pg."
     else:
-        assert [line for line in said if present.search(line)] == []
+        assert [line for line in sentences if present.search(line)] == []

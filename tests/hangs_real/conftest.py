@@ -20,7 +20,7 @@ class Ran:
     stdout: str
     stderr: str
     run_dir: Path
-    told: Told
+    reported: Told
     summary: dict[str, Any] = field(default_factory=dict)
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def run_case(commands: Any, tmp_path: Path) -> Callable[..., Ran]:
             stdout=done.stdout,
             stderr=done.stderr,
             run_dir=run_dir,
-            told=told(run_dir),
+            reported=told(run_dir),
             summary=summary,
         )
 

@@ -44,7 +44,7 @@ def test_nothing_is_changed(run_case: RunCase, run_python: Callable[..., Any]) -
     case = CalmCase(do="evaluate_quietly")
     ran = run_case(case, "--hang-after", "1", seconds=4.0)
     assert ran.events("hang") == []
-    assert len(ran.told.not_hangs) > 0
+    assert len(ran.reported.not_hangs) > 0
     bare = run_python(FORKED_RANKS, "2", *case.script(0.1))
     assert bare.code == 0
     assert ran.losses() == sorted(line for line in bare.stdout.splitlines() if line.startswith("rank "))
@@ -60,7 +60,7 @@ def test_a_stall(run_case: RunCase) -> None:
     (over,) = ran.events("hang_over")
     assert (hang["kind"], hang["culprits"], hang["victims"]) == ("hang_missing_collective", [1], [0])
     assert over["number"] == hang["number"]
-    assert ran.told.record.over == "recovered"
+    assert ran.reported.record.over == "recovered"
     assert "it was a stall" in ran.stderr
     stalls = [finding for finding in ran.summary["findings"] if finding["kind"] == "stall"]
     assert [(stall["ranks"], stall["severity"]) for stall in stalls] == [([1], "warning")]

@@ -39,26 +39,30 @@ def alone(text: str) -> str:
 @pytest.mark.parametrize("case", _cases(dies=False))
 def test_hangs(case: FaultCase, run_case: RunCase) -> None:
     ran = run_case(case, "--hang-after", "2", "--on-hang", "abort", torchrun=case.id in BY_TORCHRUN)
-    told = ran.told
-    assert told.kind in case.kinds, told.title
-    assert (told.culprits, told.hangs, ran.code) == (case.culprits, 1, 1), told.title
-    assert told.record.over == "aborted"
+    reported = ran.reported
+    assert reported.kind in case.kinds, reported.title
+    assert (reported.culprits, reported.hangs, ran.code) == (case.culprits, 1, 1), reported.title
+    assert reported.record.over == "aborted"
     if len(case.culprits) < case.ranks:
-        assert told.victims == case.victims
+        assert reported.victims == case.victims
     if case.line:
-        assert set(told.at) == {line_of(case.fault)}
+        assert set(reported.at) == {line_of(case.fault)}
         assert line_of(case.fault) in alone(ran.stderr)
         assert line_of(case.fault) in alone((ran.run_dir / "summary.txt").read_text())
-    if "deadlock" in told.kind:
-        assert len(told.record.cycle) == case.ranks
+    if "deadlock" in reported.kind:
+        assert len(reported.record.cycle) == case.ranks
     # The same everywhere: terminal, event, findings while it ran, summary.
-    assert told.title in alone(ran.stderr)
+    assert reported.title in alone(ran.stderr)
     (event,) = ran.events("hang")
-    assert (event["kind"], tuple(event["culprits"]), event["title"]) == (told.kind, told.culprits, told.title)
+    assert (event["kind"], tuple(event["culprits"]), event["title"]) == (
+        reported.kind,
+        reported.culprits,
+        reported.title,
+    )
     for findings in (json.loads((ran.run_dir / "findings.json").read_text())["findings"], ran.summary["findings"]):
-        assert (findings[0]["kind"], tuple(findings[0]["ranks"])) == (told.kind, told.culprits)
+        assert (findings[0]["kind"], tuple(findings[0]["ranks"])) == (reported.kind, reported.culprits)
         assert findings[0]["severity"] == "critical"
-    assert ran.summary["verdict"]["title"] == past_if_over(told.record).title  # which is over, and told in the past
+    assert ran.summary["verdict"]["title"] == past_if_over(reported.record).title  # which is over, and told in the past
     # That we ended its ranks is no finding.
     assert [finding for finding in ran.summary["findings"] if finding["kind"] == "rank_crashed"] == []
 
@@ -67,11 +71,11 @@ def test_hangs(case: FaultCase, run_case: RunCase) -> None:
 def test_dies(case: FaultCase, run_case: RunCase) -> None:
     ran = run_case(case, "--hang-after", "2", "--on-hang", "abort")
     assert ran.code == 1
-    assert ran.told.kind in case.kinds, ran.told.title
-    assert ran.told.culprits == case.culprits, ran.told.title
-    assert ran.summary["verdict"]["title"] == ran.told.title
+    assert ran.reported.kind in case.kinds, ran.reported.title
+    assert ran.reported.culprits == case.culprits, ran.reported.title
+    assert ran.summary["verdict"]["title"] == ran.reported.title
     text = alone((ran.run_dir / "summary.txt").read_text())
-    assert text.startswith(f"✖ {ran.told.title}")
+    assert text.startswith(f"✖ {ran.reported.title}")
     if case.line:
         file, _, number = line_of(case.fault).partition(":")
         assert f'{file}", line {number}, in' in text

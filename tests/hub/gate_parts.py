@@ -127,13 +127,13 @@ class Parts:
         self, what: str, body: bytes, headers: dict[str, str] | None = None, *, address: str = "10.0.0.9"
     ) -> tuple[int, dict[str, Any], dict[bytes, bytes]]:
         """``POST`` without a socket: status, JSON and headers of the answer."""
-        said: list[Any] = []
+        messages: list[Any] = []
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: Any) -> None:
-            said.append(message)
+            messages.append(message)
 
         sent = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
         scope = {
@@ -145,7 +145,7 @@ class Parts:
             "headers": [*sent, (b"content-length", str(len(body)).encode())],
         }
         await self.ingest(scope, receive, send)
-        return said[0]["status"], json.loads(said[1]["body"]), dict(said[0]["headers"])
+        return messages[0]["status"], json.loads(messages[1]["body"]), dict(messages[0]["headers"])
 
     def asked(self, what: str, body: bytes, headers: dict[str, str] | None = None, **where: str) -> int:
         """The status alone."""
@@ -200,9 +200,9 @@ def steps_part(about: RingSidecar, after: int, rows: int) -> Part:
 def bent(frame: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
     """A frame whose header says something else, and whose checksum is right."""
     (length,) = struct.unpack_from("<I", frame, 12)
-    said = json.loads(frame[16 : 16 + length])
-    change(said)
-    text = json.dumps(said).encode()
+    document = json.loads(frame[16 : 16 + length])
+    change(document)
+    text = json.dumps(document).encode()
     rest = struct.pack("<I", len(text)) + text + frame[16 + length :]
     return summed(frame[:12] + rest)
 
@@ -402,11 +402,11 @@ async def _serve(parts: Parts, sock: socket.socket, tls: TlsFiles | None, limits
 def main(fd: str, run_dir: str, limits: str, folder: str = "") -> None:
     os.umask(0o077)
     tls = user_certificate(Path(folder, "hub.crt"), Path(folder, "hub.key")) if folder else None
-    said = json.loads(limits)
-    senders = SenderLimits(**said.pop("senders", {}))
+    document = json.loads(limits)
+    senders = SenderLimits(**document.pop("senders", {}))
     parts = Parts(Path(run_dir), certificate=tls.fingerprint if tls else b"", limits=senders)
     with socket.socket(fileno=int(fd)) as sock:
-        uvloop.run(_serve(parts, sock, tls, ServerLimits(**said)))
+        uvloop.run(_serve(parts, sock, tls, ServerLimits(**document)))
     parts.close()
 
 

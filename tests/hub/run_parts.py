@@ -27,6 +27,7 @@ from stepscope.hub.app import make_app
 from stepscope.hub.limits import ServerLimits
 from stepscope.hub.runs import Runs
 from stepscope.hub.server import Server
+from stepscope.hub.traces.desk import TraceDesk
 from stepscope.hub.transport import TlsFiles
 from stepscope.records.hang import Culprit, HangRecord, StackGroup, ThreadStack
 from stepscope.records.hang import Frame as StackFrame
@@ -148,9 +149,10 @@ class ServedFolder:
 
     token = READER
 
-    def __init__(self, folder: Path, *, changes: bool = False) -> None:
+    def __init__(self, folder: Path, *, changes: bool = False, desk: TraceDesk | None = None) -> None:
         self.folder = folder
         self.changes = changes
+        self._desk = desk
         self.port = 0
         self._hub: Hub | None = None
         self.start()
@@ -169,7 +171,11 @@ class ServedFolder:
             """Wrong tokens are slowed down, which other tests see to."""
 
         readers = Readers(self.token, sleep=at_once)
-        self._hub = Hub(lambda: make_app(Runs.of_folder(self.folder), readers, changes=self.changes), port=self.port)
+
+        def app() -> Any:
+            return make_app(Runs.of_folder(self.folder), readers, changes=self.changes, desk=self._desk)
+
+        self._hub = Hub(app, port=self.port)
         self.port = self._hub.port
 
     def stop(self) -> None:

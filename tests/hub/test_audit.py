@@ -209,9 +209,9 @@ def test_what_is_not_our_file_is_left_alone_and_said_once(
             log.close()
         assert other.read_text() == "as it was"
         assert not other.with_name("not there").exists()
-    said = capsys.readouterr().err
-    assert said.count("cannot write the audit log") == 1
-    assert said.count("\n") == 1
+    errors = capsys.readouterr().err
+    assert errors.count("cannot write the audit log") == 1
+    assert errors.count("\n") == 1
 
 
 def test_what_the_disk_refused_is_written_later(log: AuditLog, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,9 +47,9 @@ def times_of(packed: dict[str, Any], blobs: bytes) -> np.ndarray[Any, Any]:
 @given(st.lists(st.one_of(st.floats(1e-3, 1e15), st.just(0.0), st.just(float("nan"))), max_size=50))
 def test_times_are_kept_to_an_eighth_of_a_percent(values: list[float]) -> None:
     blobs = Blobs()
-    kept = times_of(blobs.times(values), blobs.join())
-    assert np.allclose(kept, values, rtol=math.expm1(STEP / 2) + 1e-9, equal_nan=True)
-    assert [value == 0 for value in kept] == [value == 0 for value in values]
+    times = times_of(blobs.times(values), blobs.join())
+    assert np.allclose(times, values, rtol=math.expm1(STEP / 2) + 1e-9, equal_nan=True)
+    assert [value == 0 for value in times] == [value == 0 for value in values]
 
 
 def test_figures_are_rounded_and_stay_what_they_are() -> None:
@@ -65,9 +65,9 @@ def test_layers_of_some_ranks_are_included(tmp_path: Path) -> None:
     included = {name for name in answers if name.startswith("layers/")}
     assert included == {f"layers/{rank}" for rank in (0, 1, 2, 4, 5, 6, 7)}
     shown = [answers["layers"], *(answers[name] for name in sorted(included))]
-    assert [one["rank"] for one in shown] == [3, 0, 1, 2, 4, 5, 6, 7]
-    assert all((one["ranks"], one["steps"]) == ([0, 1, 2, 3, 4, 5, 6, 7], [200]) for one in shown)
-    assert all(len(one["modules"]) == 125 for one in shown)
+    assert [row["rank"] for row in shown] == [3, 0, 1, 2, 4, 5, 6, 7]
+    assert all((row["ranks"], row["steps"]) == ([0, 1, 2, 3, 4, 5, 6, 7], [200]) for row in shown)
+    assert all(len(row["modules"]) == 125 for row in shown)
     assert "8 of 12 ranks have their layers included." in copy["left_out"]
     assert "Of 3 samples of the layers, the last one is included." in copy["left_out"]
 
@@ -84,7 +84,7 @@ def test_the_answers_are_the_hubs(tmp_path: Path) -> None:
     assert copy["left_out"] == []
     assert answers["steps"]["device_mean_ns"] == {}
     series = SLOW.series()
-    walls = np.array([one.steps["wall_ns"] for one in series])
+    walls = np.array([rank_series.steps["wall_ns"] for rank_series in series])
     slowest = times_of(answers["steps"]["ns"]["wall"], blobs).reshape(300, -1)[:, -1]
     assert np.allclose(slowest, walls.max(axis=0), rtol=0.002)
     work = copy["maps"]["work"][0]
@@ -98,7 +98,7 @@ def test_the_answers_are_the_hubs(tmp_path: Path) -> None:
 
 def test_device_times_are_in_it_where_there_are_any(tmp_path: Path) -> None:
     run = Cluster(ranks=2, steps=40, device_timed=True).run()
-    timed = [timed_at(one, slice(None, None, 4)) for one in run.ranks]
+    timed = [timed_at(rank, slice(None, None, 4)) for rank in run.ranks]
     run_dir = record(tmp_path / "runs", "gpu", replace(run, ranks=tuple(timed)))
     copy, blobs = data_in(make_copy(run_dir))
     forward = times_of(copy["answers"]["steps"]["device_mean_ns"]["forward"], blobs)
@@ -114,10 +114,10 @@ def test_of_a_long_run_less_is_kept_and_that_is_said(tmp_path: Path, monkeypatch
     for rank in (0, 1):
         (run_dir / "flight" / f"rank_{rank}.json").write_text("{}")
     copy, blobs = data_in(make_copy(run_dir))
-    said = " ".join(copy["left_out"])
-    assert "Not included: 2 Flight Recorder dumps." in said
-    assert "4 of 40 ranks have their own curves." in said
-    assert re.search(r"Steps are grouped into \d+ bins of up to \d+ steps\.", said)
+    text = " ".join(copy["left_out"])
+    assert "Not included: 2 Flight Recorder dumps." in text
+    assert "4 of 40 ranks have their own curves." in text
+    assert re.search(r"Steps are grouped into \d+ bins of up to \d+ steps\.", text)
     steps = copy["answers"]["steps"]
     assert sum(steps["steps"]) == 600
     assert [first - 1 for first in steps["first"][1:]] == steps["last"][:-1]
@@ -131,9 +131,9 @@ def test_of_a_long_run_less_is_kept_and_that_is_said(tmp_path: Path, monkeypatch
 
 def test_the_first_plan_that_fits_is_taken(tmp_path: Path) -> None:
     run_dir = record(tmp_path / "runs", "night", SLOW.run())
-    told: list[tuple[int, int]] = []
-    whole = len(make_copy(run_dir, progress=lambda done, total: told.append((done, total))))
-    assert told == [(done, 12) for done in range(6, 13)]  # the first half is to open it
+    calls: list[tuple[int, int]] = []
+    whole = len(make_copy(run_dir, progress=lambda done, total: calls.append((done, total))))
+    assert calls == [(done, 12) for done in range(6, 13)]  # the first half is to open it
     smaller = len(make_copy(run_dir, most_bytes=whole - 1))
     assert smaller < whole
     assert len(make_copy(run_dir, most_bytes=1)) <= smaller

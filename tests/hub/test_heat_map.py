@@ -97,7 +97,7 @@ def test_a_stretch_of_which_nothing_is_known_is_a_whole_answer(live: LiveRun, va
 def test_times_on_the_device() -> None:
     """Of the steps that were timed there; of the others nothing is known."""
     run = Cluster(ranks=2, steps=40, device_timed=True).run()
-    thinned = tuple(timed_at(one, slice(None, None, 4)) for one in run.ranks)
+    thinned = tuple(timed_at(rank, slice(None, None, 4)) for rank in run.ranks)
     live = past_run(replace(run, ranks=thinned))
     heat = heat_map(live, "device:forward", "max", None, (0, None), (2, 40))
     assert heat is not None

@@ -17,6 +17,7 @@ import pytest
 from stepscope.hub.ingest.run_ingest import FolderIngest
 from stepscope.hub.limits import Refusals
 from stepscope.hub.runs import Runs
+from stepscope.records.files import key_path
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run, read_meta, write_meta
 from stepscope.wire.frames import FrameHead, pack_frame, part_of
@@ -24,7 +25,6 @@ from stepscope.wire.handshake import (
     HELLO_PATH,
     PROOF_HEADER,
     Join,
-    key_path,
     load_keys,
     read_challenge,
     write_hello,
@@ -53,19 +53,19 @@ class Asker:
         self.accepting = FolderIngest(runs.path_of, Refusals(), fingerprint=b"", done=self.done.append)
 
     async def ask(self, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes, dict[bytes, bytes]]:
-        said: list[Any] = []
+        messages: list[Any] = []
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: Any) -> None:
-            said.append(message)
+            messages.append(message)
 
         sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         sent.append((b"content-length", str(len(body)).encode()))
         scope = {"type": "http", "method": "POST", "path": path, "headers": sent, "client": ("10.0.0.9", 5)}
         await self.accepting({**scope, "server": ("10.0.0.1", 7070)}, receive, send)
-        return said[0]["status"], said[1]["body"], dict(said[0]["headers"])
+        return messages[0]["status"], messages[1]["body"], dict(messages[0]["headers"])
 
 
 def test_strangers_write_nothing_and_learn_nothing(finished: Path) -> None:

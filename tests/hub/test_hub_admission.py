@@ -53,12 +53,12 @@ def test_a_token_is_for_one_spool_and_the_last_join_counts(make: Callable[..., P
     tokens = [parts.welcome(join) for join in (first, second)]
     found = [parts.admission.sender_of(bearer(welcome)) for welcome in tokens]
     assert [one and one.spool for one in found] == [first.spool, second.spool]
-    again = parts.welcome(replace(first, nonce="ab" * 16))
+    repeated = parts.welcome(replace(first, nonce="ab" * 16))
     assert parts.admission.sender_of(bearer(tokens[0])) is None
-    assert parts.admission.sender_of(bearer(again)) is found[0]
-    assert (again.run, again.local, again.next_s) == ("night-2", False, 0.5)
+    assert parts.admission.sender_of(bearer(repeated)) is found[0]
+    assert (repeated.run, repeated.local, repeated.next_s) == ("night-2", False, 0.5)
     kept = repr([vars(parts.admission), found[0]])
-    assert again.token not in kept, "only its hash is kept"
+    assert repeated.token not in kept, "only its hash is kept"
 
 
 @pytest.mark.parametrize(

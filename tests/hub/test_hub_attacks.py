@@ -63,8 +63,9 @@ def agent(hub: HubProcess) -> Iterator[Agent]:
     with Agent(hub, next(NODES), next(ADDRESSES)) as agent:
         assert agent.send()[0] == 200
         yield agent
-        status, said = agent.send()
-        assert (status, sorted(said)) == (200, ["next_s", "peers", "received_wall_ns", "sent_wall_ns", "watched"])
+        status, answer = agent.send()
+        keys = ["capture", "next_s", "peers", "received_wall_ns", "sent_wall_ns", "watched"]
+        assert (status, sorted(answer)) == (200, keys)
 
 
 @pytest.fixture
@@ -113,8 +114,8 @@ def test_a_rank_of_another_node(hub: HubProcess, agent: Agent, refused: dict[str
     head = FrameHead(node=thief.node, spool=thief.join.spool, sent_wall_ns=1)
     forged = ring_of(thief.node, agent.node, world_size=1000)
     for _ in range(3):
-        status, said = thief.send(pack_frame(head, [rings_part(thief.about, forged)]))
-        assert (status, said["why"]) == (
+        status, answer = thief.send(pack_frame(head, [rings_part(thief.about, forged)]))
+        assert (status, answer["why"]) == (
             403,
             f"rank {agent.node} of attempt 0 already runs on h{agent.node} (node {agent.node})",
         )
@@ -141,8 +142,8 @@ def test_a_replayed_frame_changes_nothing(hub: HubProcess, agent: Agent, refused
 
 def test_a_frame_from_the_future_is_told_where_to_begin(hub: HubProcess, agent: Agent, refused: dict[str, int]) -> None:
     agent.frame()
-    status, said = agent.send(agent.frame())
-    assert (status, said["positions"]["rings"]) == (409, {agent.about.key: 1})
+    status, answer = agent.send(agent.frame())
+    assert (status, answer["positions"]["rings"]) == (409, {agent.about.key: 1})
     agent.after = 1
     assert refused == {}
 

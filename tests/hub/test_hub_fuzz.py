@@ -195,11 +195,11 @@ def test_ten_thousand_mutants(tmp_path: Path) -> None:
     assert found.total() == MUTANTS
     assert min(found[status] for status in (200, 400, 403, 409)) > MUTANTS // 500, found
     assert parts.refusals.by_reason()["frame"] == found[400]
-    again = Inbox(tmp_path)
-    for node in again.nodes():
-        had, has = parts.inbox.positions(node.spool), again.positions(node.spool)
+    inbox = Inbox(tmp_path)
+    for node in inbox.nodes():
+        had, has = parts.inbox.positions(node.spool), inbox.positions(node.spool)
         assert (has.rings, has.files.keys()) == (had.rings, had.files.keys()), "all that was taken can be read again"
-    again.close()
+    inbox.close()
     inside = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*")}
     assert inside <= {"inbox", "logs", "errors", "hangs", "flight", "nodes.json"}
 

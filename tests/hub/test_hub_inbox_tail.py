@@ -16,7 +16,7 @@ from hub_feed import sidecar_of, taken_of
 from stepscope.hub.ingest.tail import InboxTail
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.runs import Runs
-from stepscope.ring.writer import process_start_ticks
+from stepscope.records.run_clock import process_start_ticks
 from stepscope.store.create import create_run
 from stepscope.store.documents import read_meta, write_meta
 from stepscope.store.inbox.journal import journal_path, journals
@@ -37,14 +37,14 @@ class Sent:
         self.inbox = Inbox(self.run_dir, journal_bytes=journal_bytes)
         self.inbox.introduce(SPOOL, node=1, host="b", address="", meta={})
         self.series = Cluster(ranks=2, steps=100, unfinished={0: 100, 1: 100}, device_timed=device_timed).series()
-        self.rings = [RingSidecar.from_dict(sidecar_of(one, state="running")) for one in self.series]
+        self.rings = [RingSidecar.from_dict(sidecar_of(rank_series, state="running")) for rank_series in self.series]
         self.accept(rings_part(*self.rings))
 
     def steps(self, first: int, last: int, *, said: bool = True, lost: int = 0) -> None:
         """``said``: with a line of an event; ``lost``: steps of each rank, right before these."""
         rows = []
-        for one, about in zip(self.series, self.rings, strict=True):
-            slots = [bytes(slot) for slot in taken_of([one], range(first, last)).slots]
+        for rank_series, about in zip(self.series, self.rings, strict=True):
+            slots = [bytes(slot) for slot in taken_of([rank_series], range(first, last)).slots]
             rows.append(RingRows(ring=ring_id(about.key), after_seq=first, last_seq=last, slots=slots, lost=lost))
         offset = self.inbox.positions(SPOOL).files.get("events.jsonl", 0)
         line = part_of("lines", b'{"event":"x"}\n', name="events.jsonl", offset=offset)
@@ -114,6 +114,7 @@ def test_journals_that_are_full_and_sealed(tmp_path: Path, caught_up: bool) -> N
     sent.inbox.close()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("device_timed", [False, True])
 @pytest.mark.parametrize("told", [1, 3, 5])
 def test_what_was_sealed_before_it_was_read_is_told_from_its_part(
@@ -170,8 +171,8 @@ def test_serve_follows_a_job_of_several_nodes(sent: Sent) -> None:
         sent.steps(20, 60)
         while run.live.frontier < 59:
             await asyncio.sleep(0.01)
-        again = await runs.open("night")
+        file = await runs.open("night")
         await runs.close()
-        return before == 19, again is run, run.live.ranks()["node"]
+        return before == 19, file is run, run.live.ranks()["node"]
 
     assert asyncio.run(work()) == (True, True, ["1", "1"])

@@ -87,9 +87,9 @@ def test_too_many_frames_wait(node: Node, clock: SecondsClock, parts: Parts) -> 
 def test_too_many_bytes_wait(node: Node, clock: SecondsClock) -> None:
     noise = random.Random(1).randbytes(700_000)
     assert node.send(part_of("log", noise, name="logs/a.log"))[0] == 200
-    status, said = node.send(part_of("log", noise, name="logs/a.log", offset=len(noise)))
-    assert (status, said["why"]) == (429, "too many bytes from this node")
-    clock.now_s += said["retry_s"]
+    status, answer = node.send(part_of("log", noise, name="logs/a.log", offset=len(noise)))
+    assert (status, answer["why"]) == (429, "too many bytes from this node")
+    clock.now_s += answer["retry_s"]
     assert node.send(part_of("log", noise, name="logs/a.log", offset=len(noise)))[0] == 200
 
 
@@ -104,8 +104,8 @@ def test_a_full_disk_takes_nothing_and_is_told_once(
     with monkeypatch.context() as patch:
         patch.setattr("stepscope.store.inbox.journal.JournalWriter.append", full)
         for _ in range(2):
-            status, said = node.send(rings_part(about))
-            assert (status, said["retry_s"]) == (507, 5.0)
+            status, answer = node.send(rings_part(about))
+            assert (status, answer["retry_s"]) == (507, 5.0)
         patch.setattr("stepscope.hub.ingest.endpoints.append_jsonl", full)
         parts.journal.flush()
     assert (parts.live.rings, names(parts)) == ([], ["warning", "refused"])
@@ -151,8 +151,8 @@ def test_a_clock_within_what_the_round_trip_leaves_open_is_not_told(parts: Parts
 def test_the_run_directory_itself_sends_nothing(parts: Parts) -> None:
     local = Node(parts, join_of(0, spool="ab" * 16))
     assert local.send()[0] == 200
-    status, said = local.send(rings_part(ring_of(0, 0)))
-    assert (status, said["why"]) == (400, "the hub reads this spool directly")
+    status, answer = local.send(rings_part(ring_of(0, 0)))
+    assert (status, answer["why"]) == (400, "the hub reads this spool directly")
 
 
 def test_ranks_of_the_first_node_are_its_own(parts: Parts, node: Node) -> None:
@@ -160,8 +160,8 @@ def test_ranks_of_the_first_node_are_its_own(parts: Parts, node: Node) -> None:
     write_sidecar(parts.run_dir, ring_of(0, 5))
     parts.watch.tick()
     assert node.send(rings_part(ring_of(1, 6)))[0] == 200
-    status, said = node.send(rings_part(ring_of(1, 5)))
-    assert (status, said["why"]) == (403, "rank 5 of attempt 0 already runs on another node")
+    status, answer = node.send(rings_part(ring_of(1, 5)))
+    assert (status, answer["why"]) == (403, "rank 5 of attempt 0 already runs on another node")
 
 
 def test_a_rank_that_moves_is_no_forgery(parts: Parts, node: Node, clock: SecondsClock) -> None:
@@ -190,14 +190,14 @@ def test_another_run_and_other_methods(parts: Parts) -> None:
     found = []
     for path, method in (("/api/v1/runs/x/frames", "POST"), ("/api/v1/runs/night/frames", "GET")):
         assert parts.ingest.wants(path)
-        said: list[Any] = []
+        messages: list[Any] = []
 
-        async def send(message: Any, said: list[Any] = said) -> None:
-            said.append(message)
+        async def send(message: Any, messages: list[Any] = messages) -> None:
+            messages.append(message)
 
         scope = {"type": "http", "path": path, "method": method, "client": None, "headers": []}
         asyncio.run(parts.ingest(scope, lambda: pytest.fail("nothing is read"), send))
-        found.append(said[0]["status"])
+        found.append(messages[0]["status"])
     assert found == [401, 405], "which runs there are is not said to strangers"
     assert not parts.ingest.wants("/api/v1/runs/night/ranks")
 
@@ -231,8 +231,8 @@ def test_a_sender_that_leaves_gives_its_room_back(parts: Parts, node: Node) -> N
 
 def test_frame_errors_are_the_senders(parts: Parts, node: Node) -> None:
     """What the inbox finds wrong is a 400 with its words."""
-    status, said = node.send(part_of("rings", b"{}"))
-    assert (status, said["why"]) == (400, "rings are not a list")
+    status, answer = node.send(part_of("rings", b"{}"))
+    assert (status, answer["why"]) == (400, "rings are not a list")
     assert issubclass(FrameError, Exception)
     (kept,) = [one for one in parts.inbox.nodes() if one.spool == node.join.spool]
     assert kept.refused == 1

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope.hub.ingest.endpoints import HubJournal
-from stepscope.hub.live.finding_history import FindingHistory
-from stepscope.hub.live.live_run import LiveRun
-from stepscope.records.finding import Finding
 from stepscope.store.create import create_run
 from stepscope.store.documents import read_meta, write_meta
 from stepscope.store.load import open_run
@@ -33,34 +28,13 @@ def test_the_hubs_events_are_the_runs(tmp_path: Path) -> None:
     parts.close()
     assert [event["event"] for event in open_run(run_dir).events] == ["rank_start", "node_joined"]
     write_meta(run_dir, {**read_meta(run_dir), "end": {"exit_code": 0}})
-    kept = tmp_path / "kept"
-    shutil.copytree(run_dir / "inbox", kept)
+    folder = tmp_path / "kept"
+    shutil.copytree(run_dir / "inbox", folder)
     seal(run_dir)
     assert not (run_dir / HUB_EVENTS).exists()
     assert [event["event"] for event in open_run(run_dir).events] == ["rank_start", "node_joined"]
-    shutil.copytree(kept, run_dir / "inbox")  # as if the seal had been killed before it cleaned up
+    shutil.copytree(folder, run_dir / "inbox")  # as if the seal had been killed before it cleaned up
     assert [event["event"] for event in open_run(run_dir).events] == ["rank_start", "node_joined"]
-
-
-def test_the_history_of_findings_survives_the_seal_of_a_run_on_one_node(tmp_path: Path) -> None:
-    """It has no inbox until its hub writes there."""
-    run_dir = create_run(tmp_path, "night", ["train.py"], sessions=tmp_path / "sessions").run_dir
-    history = FindingHistory(HubJournal(run_dir, LiveRun(run_dir=run_dir)))
-    slow = Finding(kind="straggler", severity="critical", title="Rank 1 is slower.", ranks=(1,))
-    history.note([slow], step=40, attempt=0)
-    history.note([replace(slow, severity="warning")], step=60, attempt=0)
-    history.note([slow], step=80, attempt=0)
-    history.note([], step=90, attempt=0)
-    write_meta(run_dir, {**read_meta(run_dir), "end": {"exit_code": 0}})
-    seal(run_dir)
-    assert not (run_dir / "inbox").exists()
-    told = [(event["event"], event["step"], event["ranks"]) for event in open_run(run_dir).events]
-    assert told == [
-        ("finding_opened", 40, [1]),
-        ("finding_changed", 60, [1]),
-        ("finding_opened", 80, [1]),
-        ("finding_resolved", 90, [1]),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -235,9 +235,9 @@ def test_of_ipv6_a_64_is_one_source() -> None:
 
     entrance = Entrance(ServerLimits(per_address=2, connections=100), Refusals())
     found = [One(f"2001:db8:0:1::{n:x}") for n in range(12)]
-    for one in found:
-        assert entrance.turned_away(one.address, 1.0) is None
-        entrance.enter(one)
+    for caller in found:
+        assert entrance.turned_away(caller.address, 1.0) is None
+        entrance.enter(caller)
     assert [one.gone for one in found] == [True] * 4 + [False] * 8, "four times per_address; the oldest go"
     entrance.known(found[5])
     other = One("2001:db8:0:2::1")

@@ -25,9 +25,9 @@ from stepscope.store.live.ring_files import sidecar_of as ring_sidecar
 from stepscope.store.paths import EVENTS, SAMPLES, STEPS, segment_path
 
 
-def append(run_dir: Path, one: RankSeries, steps: range) -> None:
-    writer = SegmentWriter(segment_path(run_dir, key_of(one)))
-    rows, _ = records_of(one)
+def append(run_dir: Path, rank_series: RankSeries, steps: range) -> None:
+    writer = SegmentWriter(segment_path(run_dir, key_of(rank_series)))
+    rows, _ = records_of(rank_series)
     own = rows[np.isin(rows["step"], steps)]
     writer.append(RingBatch(slots=[row.tobytes() for row in own], last_seq=steps.stop, lost=0, torn=0))
 
@@ -38,22 +38,22 @@ def test_everything_is_read_once_however_it_was_written(tmp_path: Path) -> None:
     live = LiveRun()
     tail = Tail(tmp_path, live)
     assert tail.poll() == 0
-    for one in series[:2]:
-        write_sidecar(tmp_path, RingSidecar.from_dict(sidecar_of(one, state="running")))
+    for rank_series in series[:2]:
+        write_sidecar(tmp_path, RingSidecar.from_dict(sidecar_of(rank_series, state="running")))
     for first in (0, 100, 400):
-        for one in series:
-            append(tmp_path, one, range(first, {0: 100, 100: 400, 400: 700}[first]))
+        for rank_series in series:
+            append(tmp_path, rank_series, range(first, {0: 100, 100: 400, 400: 700}[first]))
         if first:
             while tail.poll():
                 pass
         write_sidecar(tmp_path, RingSidecar.from_dict(sidecar_of(series[2], state="running")))
     info = live.info()
     assert (info["rows"], info["rows_repeated"], info["rows_unknown"], info["step"]) == (2100, 0, 0, 699)
-    said = live.steps(bins=1000)
-    assert said["first"] == list(range(700))
-    assert set(said["ranks"]) == {3}
-    walls = np.array([one.steps["wall_ns"] for one in series]).astype(np.float32)
-    assert [q[-1] for q in said["ns"]["wall"]] == np.round(walls.max(axis=0)).astype(int).tolist()
+    steps = live.steps(bins=1000)
+    assert steps["first"] == list(range(700))
+    assert set(steps["ranks"]) == {3}
+    walls = np.array([rank_series.steps["wall_ns"] for rank_series in series]).astype(np.float32)
+    assert [q[-1] for q in steps["ns"]["wall"]] == np.round(walls.max(axis=0)).astype(int).tolist()
     assert live.ranks()["rank"] == [0, 1, 2]
 
 
@@ -83,11 +83,11 @@ def test_phases_that_are_called_as_other_figures_are(tmp_path: Path) -> None:
     Tail(tmp_path, live).poll()
     live.tick()
     own = ["work_phase", "wall_phase", "step_phase", "augment"]
-    said = live.steps(1, 1)
-    assert {name: ns[0] for name, ns in said["mean_ns"].items()} == {
+    steps = live.steps(1, 1)
+    assert {name: ns[0] for name, ns in steps["mean_ns"].items()} == {
         "wall": 19_000_000, "work": 15_000_000, "comm": 4_000_000, **dict(zip(own, spent.values(), strict=True))
     }  # fmt: skip
-    assert (said["worst"][0][0]["step"], said["worst"][0][0]["step_phase"]) == (1, 2_000_000)
+    assert (steps["worst"][0][0]["step"], steps["worst"][0][0]["step_phase"]) == (1, 2_000_000)
     assert live.info()["phases"] == ["comm", *own]
     assert list(live.ranks(order="work")["mean_ns"]) == ["wall", "work", "comm", *own]
 
@@ -121,9 +121,9 @@ def test_a_rank_that_ended_is_seen(tmp_path: Path) -> None:
     series = Cluster(ranks=2, steps=20).series()
     live = LiveRun()
     tail = Tail(tmp_path, live)
-    for one in series:
-        write_sidecar(tmp_path, RingSidecar.from_dict(sidecar_of(one, state="running")))
-        append(tmp_path, one, range(10))
+    for rank_series in series:
+        write_sidecar(tmp_path, RingSidecar.from_dict(sidecar_of(rank_series, state="running")))
+        append(tmp_path, rank_series, range(10))
     tail.poll()
     write_sidecar(tmp_path, RingSidecar.from_dict(sidecar_of(series[0], state="vanished")))
     append(tmp_path, series[1], range(10, 20))
@@ -136,13 +136,13 @@ def test_who_comes_late_sees_the_same_as_who_was_there(tmp_path: Path) -> None:
     """Many small frames, and more steps than are kept one by one: caught up with at once, or as they come."""
     (tmp_path / STEPS).mkdir()
     series = Cluster(ranks=3, steps=3000, missing={1: range(700, 720)}).series()
-    for one in series:
-        write_sidecar(tmp_path, RingSidecar.from_dict(sidecar_of(one, state="running")))
+    for rank_series in series:
+        write_sidecar(tmp_path, RingSidecar.from_dict(sidecar_of(rank_series, state="running")))
     there = LiveRun()
     tail = Tail(tmp_path, there)
     for first in range(0, 3000, 20):
-        for one in series:
-            append(tmp_path, one, range(first, first + 20))
+        for rank_series in series:
+            append(tmp_path, rank_series, range(first, first + 20))
         while tail.poll():
             pass
     late = LiveRun()
@@ -163,7 +163,7 @@ def test_of_the_samples_of_a_night_the_newest_are_read(tmp_path: Path, monkeypat
     live = LiveRun()
     tail = Tail(tmp_path, live)
     assert tail.poll() == 100
-    assert [one["wall_ns"] for one in live.samples()] == list(range(900, 1000))
+    assert [sample["wall_ns"] for sample in live.samples()] == list(range(900, 1000))
     with (tmp_path / SAMPLES).open("a") as file:
         file.write('{"wall_ns": 1000}\n')
     assert tail.poll() == 1
@@ -176,17 +176,17 @@ def test_a_tail_of_the_last_steps_begins_in_the_middle_and_follows_the_end(
     monkeypatch.setattr(tail_module, "RECENT_BYTES", 4096)
     (tmp_path / STEPS).mkdir()
     series = Cluster(ranks=2, steps=700).series()
-    for one in series:
+    for rank_series in series:
         for first in range(0, 600, 2):
-            append(tmp_path, one, range(first, first + 2))
+            append(tmp_path, rank_series, range(first, first + 2))
     live = LiveRun()
     tail = Tail(tmp_path, live, recent=True)
     while tail.poll():
         pass
     first = live.steps(bins=1000)["first"]
     assert (0 < first[0] < 599, first) == (True, list(range(first[0], 600)))
-    for one in series:
-        append(tmp_path, one, range(600, 602))
+    for rank_series in series:
+        append(tmp_path, rank_series, range(600, 602))
     tail.poll()
     assert live.info()["step"] == 601
     assert live.info()["rows_repeated"] == 0

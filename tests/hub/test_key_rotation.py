@@ -24,12 +24,13 @@ from stepscope.hub.ingest.endpoints import in_front
 from stepscope.hub.ingest.run_ingest import RunIngest
 from stepscope.hub.limits import Refusals, Refused
 from stepscope.hub.live.live_run import LiveRun
+from stepscope.records.files import key_path
 from stepscope.records.series import RankSeries
 from stepscope.store.create import create_run
 from stepscope.store.documents import Destination, end_run, read_meta, write_meta
 from stepscope.store.live.ring_files import write_sidecar
 from stepscope.store.load import open_run
-from stepscope.wire.handshake import Join, KeyRing, key_path, load_keys, retire_key, rotate_key, write_hello
+from stepscope.wire.handshake import Join, KeyRing, load_keys, retire_key, rotate_key, write_hello
 from tests.hub.gate_parts import Parts, join_of
 from tests.hub.run_parts import Hub, append_steps, record, sidecar_of
 
@@ -292,8 +293,8 @@ def test_the_file_has_two_keys_and_then_one(
         run_command(["key", "retire"])
     assert key_path(environ).stat().st_mode & 0o777 == 0o600
     assert [path.name for path in key_path(environ).parent.iterdir()] == ["key"]
-    said = capsys.readouterr()
-    assert not any(key in said.out + said.err for key in (old, new))
+    printed = capsys.readouterr()
+    assert not any(key in printed.out + printed.err for key in (old, new))
     monkeypatch.setenv("STEPSCOPE_KEY", "s" * 32)
     with pytest.raises(UsageError, match="STEPSCOPE_KEY is set"):
         run_command(["key", "rotate"])

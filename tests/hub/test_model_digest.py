@@ -21,17 +21,18 @@ from stepscope.store.rank_series import book_waiting
 
 
 def introduce(live: LiveRun, series: tuple[RankSeries, ...]) -> None:
-    for one in series:
-        live.ring(RingSidecar.from_dict(sidecar_of(one, state="running")), node="0")
+    for rank_series in series:
+        live.ring(RingSidecar.from_dict(sidecar_of(rank_series, state="running")), node="0")
 
 
 def by_hand(series: tuple[RankSeries, ...], step: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Wall and work of the ranks that made the step."""
-    rows = [one.steps.part(one.steps["step"] == step) for one in series]
+    rows = [rank_series.steps.part(rank_series.steps["step"] == step) for rank_series in series]
     wall = np.concatenate([row["wall_ns"] for row in rows]).astype(np.float32)
     return wall, wall - np.concatenate([row.phase("comm") for row in rows]).astype(np.float32)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_digests_equal_a_recomputation_whatever_the_order(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -48,19 +49,19 @@ def test_digests_equal_a_recomputation_whatever_the_order(seed: int) -> None:
         if random.random() < 0.3:
             live.tick()
     live.tick()
-    said = live.steps(0, 59, bins=100)
-    assert said["first"] == list(range(60))
-    for place, step in enumerate(said["first"]):
+    steps = live.steps(0, 59, bins=100)
+    assert steps["first"] == list(range(60))
+    for place, step in enumerate(steps["first"]):
         wall, work = by_hand(series, step)
         for name, values in (("wall", wall), ("work", work)):
             expected = np.quantile(values.astype(float), QUANTILES)
-            np.testing.assert_allclose(said["ns"][name][place], expected, rtol=1e-6)
-            assert said["ns"][name][place][-1] == round(float(values.max()))
-        assert said["ranks"][place] == len(wall)
-        means = {name: column[place] for name, column in said["mean_ns"].items()}
+            np.testing.assert_allclose(steps["ns"][name][place], expected, rtol=1e-6)
+            assert steps["ns"][name][place][-1] == round(float(values.max()))
+        assert steps["ranks"][place] == len(wall)
+        means = {name: column[place] for name, column in steps["mean_ns"].items()}
         assert abs(means["wall"] - wall.mean()) <= 64
         assert abs(sum(means.values()) - 2 * means["wall"] - means["work"]) <= 64
-        assert [one["work"] for one in said["worst"][place]] == [
+        assert [row["work"] for row in steps["worst"][place]] == [
             round(float(value)) for value in np.sort(work)[::-1][:WORST]
         ]
 
@@ -80,7 +81,7 @@ def test_waiting_is_booked_as_the_store_does_it() -> None:
     """DDP tells what a step waited for only in the next one, which may come in another batch."""
     series = Cluster(ranks=3, steps=12).series()
     random = np.random.default_rng(1)
-    records = [records_of(one) for one in series]
+    records = [records_of(rank_series) for rank_series in series]
     for rows, _ in records:
         rows["ddp_compute_ns"] = random.integers(1, 9_000_000, 12)
         rows["ddp_compute_ns"][[0, 7]] = 0
@@ -116,12 +117,12 @@ def test_a_backlog_longer_than_the_window_is_digested_step_by_step() -> None:
     introduce(live, series)
     live.rows(taken_of(series, range(400)))
     live.tick()
-    said = live.steps(bins=1000)
-    assert said["first"] == list(range(400))
-    assert set(said["ranks"]) == {4}
+    steps = live.steps(bins=1000)
+    assert steps["first"] == list(range(400))
+    assert set(steps["ranks"]) == {4}
     wall, _ = by_hand(series, 7)
-    assert said["ns"]["wall"][7][-1] == round(float(wall.max()))
-    assert None not in said["device_mean_ns"]["forward"]
+    assert steps["ns"]["wall"][7][-1] == round(float(wall.max()))
+    assert None not in steps["device_mean_ns"]["forward"]
 
 
 def test_the_window_shrinks_with_the_ranks_and_keeps_the_newest() -> None:
@@ -168,6 +169,7 @@ def test_the_map_folds_and_keeps_every_sum() -> None:
         assert heat.count[column].sum() == 100 - first
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("ranks", [1, 3, 16, 40])
 def test_a_block_is_what_its_steps_are_one_by_one(ranks: int) -> None:
     """Also through folds, and with memory that was sampled now and then."""
@@ -199,9 +201,9 @@ def test_a_block_is_what_its_steps_are_one_by_one(ranks: int) -> None:
 def thinned(series: tuple[RankSeries, ...], every: int) -> tuple[RankSeries, ...]:
     """Timed on the device now and then, as the recorder does it with short steps; rank 1 misses some of those too."""
     found = []
-    for one in series:
-        step = one.steps["step"][one.steps.timed]
-        found.append(timed_at(one, (step % every == 0) & ((one.rank != 1) | (step % (3 * every) > 0))))
+    for rank_series in series:
+        step = rank_series.steps["step"][rank_series.steps.timed]
+        found.append(timed_at(rank_series, (step % every == 0) & ((rank_series.rank != 1) | (step % (3 * every) > 0))))
     return tuple(found)
 
 
@@ -212,25 +214,27 @@ def test_device_times_are_means_over_the_ranks_and_steps_that_were_timed(late: b
     live = LiveRun()
     introduce(live, series)
     if late:
-        bare = [timed_at(one, slice(0)) for one in series]
+        bare = [timed_at(rank_series, slice(0)) for rank_series in series]
         live.rows(taken_of(bare, range(200)))
         assert live.steps(bins=200)["device_mean_ns"] == {}
     live.rows(taken_of(series, range(200)))
-    said = live.steps(bins=200)
-    again = live.steps_redone(0)
-    assert (again["first"] if again is not None else []) == (list(range(0, 200, 4)) if late else [])
-    forward = np.array([one.steps.device("forward") for one in series])
+    steps = live.steps(bins=200)
+    repeated = live.steps_redone(0)
+    assert (repeated["first"] if repeated is not None else []) == (list(range(0, 200, 4)) if late else [])
+    forward = np.array([rank_series.steps.device("forward") for rank_series in series])
     by_step = {step: np.nanmean(forward[:, step]) for step in range(0, 200, 4)}
-    timed = [step for step, value in enumerate(said["device_mean_ns"]["forward"]) if value is not None]
+    timed = [step for step, value in enumerate(steps["device_mean_ns"]["forward"]) if value is not None]
     assert timed == list(by_step)
-    np.testing.assert_allclose(said["device_mean_ns"]["forward"][::4], list(by_step.values()), rtol=1e-6)
-    whole = np.array([sum(one.steps.device(name) for name in one.steps.table.phases) for one in series])
+    np.testing.assert_allclose(steps["device_mean_ns"]["forward"][::4], list(by_step.values()), rtol=1e-6)
+    whole = np.array(
+        [sum(rank_series.steps.device(name) for name in rank_series.steps.table.phases) for rank_series in series]
+    )
     longest = np.nanmax(whole[:, list(by_step)], axis=0)
-    np.testing.assert_allclose(said["device_slowest_ns"][::4], longest, rtol=1e-6)
-    assert said["device_slowest_ns"][1:4] == [None, None, None]
-    assert max(live.steps(bins=9)["device_slowest_ns"]) == max(said["device_slowest_ns"][::4])
-    if again is not None:
-        assert again["device_mean_ns"]["forward"] == said["device_mean_ns"]["forward"][::4]
+    np.testing.assert_allclose(steps["device_slowest_ns"][::4], longest, rtol=1e-6)
+    assert steps["device_slowest_ns"][1:4] == [None, None, None]
+    assert max(live.steps(bins=9)["device_slowest_ns"]) == max(steps["device_slowest_ns"][::4])
+    if repeated is not None:
+        assert repeated["device_mean_ns"]["forward"] == steps["device_mean_ns"]["forward"][::4]
     binned = live.steps(bins=9)
     for first, last, mean in zip(binned["first"], binned["last"], binned["device_mean_ns"]["forward"], strict=True):
         assert mean == pytest.approx(np.mean([by_step[step] for step in by_step if first <= step <= last]), rel=1e-6)
@@ -264,7 +268,7 @@ def test_a_stretch_of_the_past_is_as_fine_as_its_steps(missing: dict[int, list[i
     steps = run.ranks[2].steps
     walls = dict(zip(steps["step"].tolist(), steps["wall_ns"].tolist(), strict=True))
     assert all(
-        abs(next(one["wall"] for one in worst if one["rank"] == 2) / walls[step] - 1) < 1e-6
+        abs(next(row["wall"] for row in worst if row["rank"] == 2) / walls[step] - 1) < 1e-6
         for step, worst in zip(found["first"], found["worst"], strict=True)
     )
     coarse = live.steps(0, 1999, bins=50)

@@ -23,18 +23,18 @@ def test_the_log_folds_its_past_and_loses_no_step_and_no_extreme() -> None:
         log.put(digest.bins())
     n = log.count
     assert n <= 64
-    kept = log.bins(0, 999, 64)
-    assert len(kept) == n
-    assert kept.first[0] == 0
-    assert kept.last[-1] == log.last_step == 999
-    assert (kept.first[1:] == kept.last[:-1] + 1).all()
-    assert kept.steps.sum() == 1000
-    assert (kept.steps[-32:] == 1).all()
-    assert kept.steps.max() <= 4 * 1000 / 32  # the past is coarse, but evenly so
+    bins = log.bins(0, 999, 64)
+    assert len(bins) == n
+    assert bins.first[0] == 0
+    assert bins.last[-1] == log.last_step == 999
+    assert (bins.first[1:] == bins.last[:-1] + 1).all()
+    assert bins.steps.sum() == 1000
+    assert (bins.steps[-32:] == 1).all()
+    assert bins.steps.max() <= 4 * 1000 / 32  # the past is coarse, but evenly so
     for at in range(n):
-        assert kept.quantiles[at, 0, -1] == most[kept.first[at] : kept.last[at] + 1].max()
-        assert kept.values[at, 0, 1] == kept.quantiles[at, 1, -1]
-        assert abs(kept.mean[at, 0] - mean[kept.first[at] : kept.last[at] + 1].mean()) < 1e-5
+        assert bins.quantiles[at, 0, -1] == most[bins.first[at] : bins.last[at] + 1].max()
+        assert bins.values[at, 0, 1] == bins.quantiles[at, 1, -1]
+        assert abs(bins.mean[at, 0] - mean[bins.first[at] : bins.last[at] + 1].mean()) < 1e-5
     folded = log.bins(0, 999, 5)
     assert len(folded) <= 5
     assert folded.steps.sum() == 1000
@@ -158,6 +158,7 @@ def same(found: Bins, expected: list[Bin]) -> None:
             np.testing.assert_array_equal(found.values[at, place], values)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [1, 5, 20])
 def test_the_log_is_the_plain_list_whatever_the_order(ranks: int) -> None:
     """Steps come late, come again, and bring new phases and device times once the log has folded: none is mixed up."""

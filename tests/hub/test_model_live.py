@@ -175,11 +175,11 @@ def test_the_clock_is_the_one_of_the_findings_and_ranks_have_means_on_it() -> No
     slow = Cluster(ranks=4, steps=40, device_timed=True, faults=(slow_at(2, "forward", 30.0),)).run()
     live = past_run(slow)
     assert view_of(build_window(slow)).clock == live.info()["clock"] == "device"
-    said = live.ranks(order="device:work", limit=2)
-    assert said["rank"][0] == 2
-    more, usual = said["device_mean_ns"]["forward"]
+    ranks = live.ranks(order="device:work", limit=2)
+    assert ranks["rank"][0] == 2
+    more, usual = ranks["device_mean_ns"]["forward"]
     assert more - usual == pytest.approx(30e6, rel=0.02)
-    few = tuple(timed_at(one, slice(5)) for one in slow.ranks)
+    few = tuple(timed_at(rank, slice(5)) for rank in slow.ranks)
     seldom = replace(slow, ranks=few)
     assert view_of(build_window(seldom)).clock == past_run(seldom).info()["clock"] == "host"
     assert past_run(Cluster(ranks=2, steps=40).run()).info()["clock"] == "host"
@@ -188,10 +188,10 @@ def test_the_clock_is_the_one_of_the_findings_and_ranks_have_means_on_it() -> No
 
 def test_a_rank_over_its_steps_has_device_means_of_the_timed_steps_alone() -> None:
     run = Cluster(ranks=1, steps=40, noise=0.0, device_timed=True).run()
-    live = past_run(replace(run, ranks=tuple(timed_at(one, slice(None, None, 8)) for one in run.ranks)))
-    one = rank_series(live, 0, 0, None, 10)["steps"]["device_ns"]["forward"]
-    assert [value is not None for value in one] == [True, False] * 5
-    assert one[2] == pytest.approx(run.ranks[0].steps.device("forward")[8], rel=1e-6)
+    live = past_run(replace(run, ranks=tuple(timed_at(rank, slice(None, None, 8)) for rank in run.ranks)))
+    forward = rank_series(live, 0, 0, None, 10)["steps"]["device_ns"]["forward"]
+    assert [value is not None for value in forward] == [True, False] * 5
+    assert forward[2] == pytest.approx(run.ranks[0].steps.device("forward")[8], rel=1e-6)
 
 
 def test_ranks_are_ordered_and_paged() -> None:
@@ -233,9 +233,9 @@ def test_steps_far_apart_get_a_stride() -> None:
     assert live.planes.stride == 4
     live.rows(taken_of(series[50:], range(240, 300)))
     live.tick()
-    said = live.steps(bins=1000)
-    assert said["last"][-1] == 296
-    assert said["ranks"][-7:] == [100] * 7
+    steps = live.steps(bins=1000)
+    assert steps["last"][-1] == 296
+    assert steps["ranks"][-7:] == [100] * 7
 
 
 def test_lines_are_bounded_shifted_and_parsed_when_asked_for() -> None:
@@ -319,7 +319,7 @@ def test_what_the_recorder_saw_is_a_curve_unless_the_script_notes_that_name() ->
         for step, text in ((3, b'{"~loss":2,"~grad_norm":0.5}'), (4, b'{"~loss":"nan"}'))
     ]
     noted.take(np.frombuffer(b"".join(slots), np.uint8).reshape(-1, 256), [(0, 77)] * 2)
-    assert [(one["name"], one["step"], one["value"]) for one in noted.curves(0, 9, 10)] == [
+    assert [(curve["name"], curve["step"], curve["value"]) for curve in noted.curves(0, 9, 10)] == [
         ("loss", [3], [2.0]),
         ("grad_norm", [3], [0.5]),
     ]
@@ -329,7 +329,10 @@ def test_what_the_recorder_saw_is_a_curve_unless_the_script_notes_that_name() ->
     ]
     assert not noted.health
     noted.add(5, {"loss": 9.0})
-    assert [(one["name"], one["value"]) for one in noted.curves(0, 9, 10)] == [("grad_norm", [0.5]), ("loss", [9.0])]
+    assert [(curve["name"], curve["value"]) for curve in noted.curves(0, 9, 10)] == [
+        ("grad_norm", [0.5]),
+        ("loss", [9.0]),
+    ]
 
 
 def test_noted_numbers_are_curves_in_bounded_memory() -> None:

@@ -38,7 +38,7 @@ def test_of_a_node_that_said_much_the_past_is_thinned_by_source() -> None:
     kept = lines.parsed("samples.jsonl", nodes=["0"])
     assert len(kept) <= 100
     for kind, pid in (("host", None), ("process", 1), ("process", 2)):
-        own = [one["wall_ns"] for one in kept if (one["kind"], one["pid"]) == (kind, pid)]
+        own = [row["wall_ns"] for row in kept if (row["kind"], row["pid"]) == (kind, pid)]
         assert own == sorted(set(own))
         assert own[-10:] == list(range(190, 200)), "the newest are all there"
         assert own[0] < 40, "and some of the oldest"
@@ -48,12 +48,12 @@ def test_of_a_node_that_said_much_the_past_is_thinned_by_source() -> None:
 def test_those_that_came_thinned_stay_until_the_others_are_as_far_apart() -> None:
     lines = Lines(most_of_node=400)
     for at in range(200):
-        said = {"wall_ns": at * 60 * 10**9, "kind": "host", "span_s": 60}
-        lines.put("samples.jsonl", [json.dumps(said).encode()], node="0", offset_ns=0)
+        document = {"wall_ns": at * 60 * 10**9, "kind": "host", "span_s": 60}
+        lines.put("samples.jsonl", [json.dumps(document).encode()], node="0", offset_ns=0)
     for at in range(2000):
-        said = {"wall_ns": (12_000 + at) * 10**9, "kind": "host"}
-        lines.put("samples.jsonl", [json.dumps(said).encode()], node="0", offset_ns=0)
-    kept = [one["wall_ns"] // 10**9 for one in lines.parsed("samples.jsonl", nodes=["0"])]
+        document = {"wall_ns": (12_000 + at) * 10**9, "kind": "host"}
+        lines.put("samples.jsonl", [json.dumps(document).encode()], node="0", offset_ns=0)
+    kept = [row["wall_ns"] // 10**9 for row in lines.parsed("samples.jsonl", nodes=["0"])]
     apart = [after - before for before, after in itertools.pairwise(kept)]
     assert len(kept) <= 400
     assert sum(at < 12_000 for at in kept) > 80, "the hours before are as dense as the older of the last minutes"
@@ -67,8 +67,8 @@ def test_a_thinned_sample_counts_for_its_time_and_shows_its_extremes() -> None:
     fine = [{"kind": "gpu", "node": "a", "index": 0, "wall_ns": at * 10**9, "power_w": 200.0} for at in range(60, 80)]
 
     def shown(statistic: Any) -> Any:
-        asked = {"kind": "gpu", "fields": (), "span_ns": (None, None), "bins": 1, "most": 4}
-        return sample_series([coarse, *fine], statistic=statistic, **asked)["series"][0]["values"]
+        document = {"kind": "gpu", "fields": (), "span_ns": (None, None), "bins": 1, "most": 4}
+        return sample_series([coarse, *fine], statistic=statistic, **document)["series"][0]["values"]
 
     assert shown("mean") == {"power_w": [(60 * 100 + 20 * 200) / 80]}
     assert shown("max") == {"power_w": [500.0]}

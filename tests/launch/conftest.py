@@ -70,7 +70,7 @@ class Nodes:
 
     def said(self) -> list[str]:
         """By those that are over."""
-        over = [one for one in self.processes.values() if one.poll() is not None]
+        over = [process for process in self.processes.values() if process.poll() is not None]
         return [one.stderr.read() for one in over if one.stderr is not None]
 
     def pids(self, module: str, run: str) -> list[int]:
@@ -81,7 +81,7 @@ class Nodes:
         """Whether the hub has said so."""
         path = self.folder / "0" / "two" / "nodes.json"
         return path.exists() and any(
-            one["node"] == node and one["rows"] for one in json.loads(path.read_text())["nodes"]
+            row["node"] == node and row["rows"] for row in json.loads(path.read_text())["nodes"]
         )
 
     def over(self) -> None:

@@ -95,11 +95,11 @@ def test_switched_off_nobody_is_asked(run_stepscope: Run, loop: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("when", "asked"), [("own", True), ("late", False)])
-def test_a_handler_of_the_scripts_own_is_its_own(run_stepscope: Run, loop: Path, when: str, asked: bool) -> None:
+@pytest.mark.parametrize(("when", "requested"), [("own", True), ("late", False)])
+def test_a_handler_of_the_scripts_own_is_its_own(run_stepscope: Run, loop: Path, when: str, requested: bool) -> None:
     done = run_stepscope("run", "--quiet", loop, when)
     assert (done.code, done.stderr.split()) == (0, ["0", "1"])
-    if asked:  # by another signal; with "late" the offer may have been withdrawn before the first question
+    if requested:  # by another signal; with "late" the offer may have been withdrawn before the first question
         assert open_run(done.run_dir).stacks
 
 

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["run", "folder.py"], "folder.py is a folder, not a script"),
         (["run"], "nothing to run; try `stepscope run train.py`"),
@@ -58,28 +58,28 @@ def folder(tmp_path: Path) -> Path:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(UsageError) as refused:
         patch.chdir(folder)
         run_command(words)
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
     assert not (folder / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("missing.py", "no such script: missing.py"),
         ("./no-shebang", "cannot start ./no-shebang: Exec format error"),
     ],
 )
-def test_that_is_one_line_and_leaves_nothing(run_stepscope: Run, folder: Path, word: str, said: str) -> None:
+def test_that_is_one_line_and_leaves_nothing(run_stepscope: Run, folder: Path, word: str, message: str) -> None:
     done = run_stepscope("run", word)
     assert (done.code, done.stdout) == (2, "")
     lines = [line for line in done.stderr.splitlines() if "recording to" not in line and " page: " not in line]
     assert len(lines) == 1
-    assert lines[0].startswith(f"stepscope: {said}")
+    assert lines[0].startswith(f"stepscope: {message}")
     assert done.run_dir is None
 
 

@@ -79,7 +79,7 @@ def summary_of(done: Any) -> dict[str, Any]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("fault", "cause", "said"),
+    ("fault", "cause", "message"),
     [
         ("exception", "exception", "raised ValueError: not a number"),
         pytest.param(
@@ -94,7 +94,7 @@ def summary_of(done: Any) -> dict[str, Any]:
     ],
 )
 def test_the_rank_that_began_it_leads(
-    run_stepscope: Run, script: Callable[..., Path], forked_ranks: Path, fault: str, cause: str, said: str
+    run_stepscope: Run, script: Callable[..., Path], forked_ranks: Path, fault: str, cause: str, message: str
 ) -> None:
     """A rank that says nothing itself is told of by torchrun; an exception under it: tests/faults/test_kill.py."""
     script(UNDER_A_LAUNCHER)
@@ -104,7 +104,7 @@ def test_the_rank_that_began_it_leads(
     summary = summary_of(done)
     found = summary["findings"][0]
     assert (found["kind"], found["severity"], found["ranks"]) == ("rank_crashed", "critical", [1])
-    assert found["title"].startswith(f"Rank 1 {said} (in step 3")
+    assert found["title"].startswith(f"Rank 1 {message} (in step 3")
     assert found["evidence"]["cause"] == cause
     text = (done.run_dir / "summary.txt").read_text()
     assert ("Traceback of rank 1" in text) == (cause not in ("exit_code", "signal"))
@@ -201,9 +201,9 @@ def test_a_script_without_memory_says_what_took_it(run_stepscope: Run, script: C
         "optimizer": 3 * (2 * (weight + bias) + 2 * 4),
     }
     assert memory["activations_step"] == 3
-    kept = memory["tensors"][0]
-    assert (kept["count"], kept["shape"], kept["kind"]) == (4, [2 << 20], "other")
-    assert kept["where"] == "kept, a list made at script.py:15"
+    tensor = memory["tensors"][0]
+    assert (tensor["count"], tensor["shape"], tensor["kind"]) == (4, [2 << 20], "other")
+    assert tensor["where"] == "kept, a list made at script.py:15"
     assert " MiB were in use: " in found["advice"][0]
     assert any("address space (ulimit -v)" in text for text in found["advice"])
     shown = run_stepscope("memory", done.run_dir, "--json")

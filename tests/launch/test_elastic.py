@@ -46,7 +46,8 @@ port = sys.argv[1]
 def torchrun(host):
     options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--monitor-interval", "0.1"]
     options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "elastic"]
-    conf = f"is_host={host},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=6"
+    # A torchrun that a busy machine stops for some seconds is not dead yet.
+    conf = f"is_host={host},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=15"
     options += ["--rdzv-conf", conf]
     return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *options, "train.py"])
 

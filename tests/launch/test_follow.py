@@ -40,7 +40,7 @@ def test_what_is_found_is_said_while_it_runs(commands: Any, script: Callable[...
     assert commands.finish(job).code == 0
     assert followed.code == 0, followed.stderr
     assert "following runs/live" in followed.stderr
-    said = [line for line in followed.stdout.splitlines() if re.match(r"\d\d:\d\d:\d\d  step ", line)]
-    assert any("of the training time passes between steps" in line for line in said)
+    lines = [line for line in followed.stdout.splitlines() if re.match(r"\d\d:\d\d:\d\d  step ", line)]
+    assert any("of the training time passes between steps" in line for line in lines)
     # When the run is over the summary follows, and knows the place.
     assert "mostly in write_report, train.py:11" in " ".join(followed.stdout.split())

@@ -56,7 +56,11 @@ def test_the_hub_names_the_rank_that_sleeps_on_another_node(
     assert (alone[0].kind, alone[0].undecidable) == ("rank_lost", True)  # all that its own host can know
     nodes.until(lambda: len(open_run(run_dir).ranks) == 2)
     (hang,) = open_run(run_dir).hangs
-    assert (hang.kind, [one.rank for one in hang.culprits], hang.victims) == ("hang_missing_collective", [1], (0,))
+    assert (hang.kind, [culprit.rank for culprit in hang.culprits], hang.victims) == (
+        "hang_missing_collective",
+        [1],
+        (0,),
+    )
     assert "train.py:13" in hang.title or "train.py:12" in hang.title, hang.title
     assert len(hang.parts) == 2
     (tmp_path / "go").touch()
@@ -64,6 +68,6 @@ def test_the_hub_names_the_rank_that_sleeps_on_another_node(
     assert [one.code for one in done] == [0, 0], [one.stderr for one in done]
     summary = nodes.summary()
     (row,) = summary["hangs"]
-    assert (row["over"], [one["rank"] for one in row["culprits"]]) == ("recovered", [1])
+    assert (row["over"], [culprit["rank"] for culprit in row["culprits"]]) == ("recovered", [1])
     (stall,) = [finding for finding in summary["findings"] if finding["kind"] == "stall"]
     assert "Rank 1 had not called" in stall["title"]

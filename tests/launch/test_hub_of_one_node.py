@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from stepscope.cli.launch import record as launcher
-from stepscope.store.catalog import UserHub, announced, known_folders, run_id
+from stepscope.store.user_runs import UserHub, announced, known_folders, run_id
 
 WATCHED = """
 import os, sys, time
@@ -98,16 +98,18 @@ def test_who_follows_is_told_the_end_and_may_ask_before_the_hub_goes(
         assert len(begun) < 4096
         begun += answer.readline()
     (tmp_path / "over").touch()
-    told = answer.read().decode()  # to its end: the hub closes it
+    text = answer.read().decode()  # to its end: the hub closes it
     following.close()
-    *_, status, end, _ = told.split("\n\n")
+    *_, status, end, _ = text.split("\n\n")
     assert end.startswith("event: end\n")
     assert status.startswith("event: status\n")
-    said = json.loads(status.rpartition("data: ")[2])
-    assert (said["status"], said["over"], said["newest_step"]) == ("finished", True, 0)
+    document = json.loads(status.rpartition("data: ")[2])
+    assert (document["status"], document["over"], document["newest_step"]) == ("finished", True, 0)
     assert commands.finish(watched["process"]).code == 0
     # What it said last is what the summary says, of the whole run.
-    findings = [json.loads(one.rpartition("data: ")[2]) for one in told.split("\n\n") if "event: findings" in one][-1]
+    findings = [json.loads(part.rpartition("data: ")[2]) for part in text.split("\n\n") if "event: findings" in part][
+        -1
+    ]
     summary = json.loads((tmp_path / "runs" / "one" / "summary.json").read_text())
     for finding in (findings["verdict"], *findings["findings"]):
         for shown in ("text", "look"):  # what the page shows of it
@@ -115,7 +117,7 @@ def test_who_follows_is_told_the_end_and_may_ask_before_the_hub_goes(
     assert (findings["live"], findings["findings"]) == (False, summary["findings"])
     assert findings["verdict"] == summary["verdict"]
     meta = json.loads((tmp_path / "runs" / "one" / "run.json").read_text())
-    assert said["ended_wall_ns"] == meta["end"]["wall_ns"]
+    assert document["ended_wall_ns"] == meta["end"]["wall_ns"]
 
 
 @pytest.mark.soak  # near: the next one, in which nobody knocks either

@@ -149,7 +149,7 @@ def test_the_ranks_of_a_plain_torchrun_that_starts_them_twice(
 STALE = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-from stepscope.ring.writer import process_start_ticks
+from stepscope.records.run_clock import process_start_ticks
 
 def parent():
     # What an agent that was killed leaves behind, in the very session that these ranks will find.

@@ -136,10 +136,10 @@ def test_the_view_is_there_until_the_job_ends(start: Start, tmp_path: Path) -> N
     assert terminal.modes != terminal.before
     assert b"line" not in terminal.seen[terminal.seen.index(ALT_SCREEN) :].replace(b"lines", b"")
     (tmp_path / "over").touch()
-    code, said = terminal.finish()
+    code, output = terminal.finish()
     assert code == 7
     assert terminal.modes == terminal.before
-    shown = said[said.rindex(USUAL_SCREEN) :]
+    shown = output[output.rindex(USUAL_SCREEN) :]
     assert b"\x1b[1mlast words\x1b[0m\r\n" in shown
     assert shown.index(b"last words") < shown.index(b"The script exited with code 7")
     log = printed(tmp_path)
@@ -167,8 +167,10 @@ def test_what_native_code_prints_is_in_the_log_too(start: Start, script: Callabl
     code, _ = start("--live").finish()
     assert code == 128 + signal.SIGABRT
     run = tmp_path / "runs" / "live"
-    kept = [line for line in (run / "logs" / "main.log").read_text().splitlines() if not line.startswith("stepscope: ")]
-    assert kept == ["of Python", "of native code", "of Python again", "free(): invalid pointer"]
+    lines = [
+        line for line in (run / "logs" / "main.log").read_text().splitlines() if not line.startswith("stepscope: ")
+    ]
+    assert lines == ["of Python", "of native code", "of Python again", "free(): invalid pointer"]
     crash = json.loads((run / "summary.json").read_text())["findings"][0]
     assert (crash["evidence"]["native"], crash["evidence"]["native_rank"]) == (["free(): invalid pointer"], 0)
 
@@ -204,9 +206,9 @@ def test_a_view_that_is_killed_leaves_a_terminal_behind(start: Start, tmp_path: 
     assert terminal.modes == terminal.before
     assert terminal.seen.rindex(USUAL_SCREEN) > terminal.seen.rindex(ALT_SCREEN)
     terminal.type(b"\x03")  # from the terminal itself now
-    code, said = terminal.finish()
+    code, output = terminal.finish()
     assert code == 9
-    assert said.count(b"interrupted once") == 1
+    assert output.count(b"interrupted once") == 1
 
 
 @pytest.mark.soak
@@ -214,11 +216,11 @@ def test_ctrl_c_in_the_view_is_one_for_the_job(start: Start, tmp_path: Path) -> 
     terminal = start("--live")
     terminal.until(b"running")
     terminal.type(b"\x03")
-    code, said = terminal.finish()
+    code, output = terminal.finish()
     assert code == 9
     assert printed(tmp_path).count("interrupted once") == 1
-    assert b"Traceback" not in said
-    assert b"interrupted, exit code 9" in said
+    assert b"Traceback" not in output
+    assert b"interrupted, exit code 9" in output
     assert terminal.modes == terminal.before
 
 

@@ -283,7 +283,7 @@ open("done", "w").write("whole")
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    "who", [*(pytest.param(one, marks=pytest.mark.soak) for one in ("launcher", "forwarder")), "both"]
+    "who", [*(pytest.param(name, marks=pytest.mark.soak) for name in ("launcher", "forwarder")), "both"]
 )
 def test_the_job_goes_on_whoever_dies(commands: Any, script: Callable[..., Path], who: str) -> None:
     script(GOES_ON)
@@ -303,11 +303,11 @@ def test_the_job_goes_on_whoever_dies(commands: Any, script: Callable[..., Path]
     expected = [line for number in range(2000) for line in (f"native {number}", f"python {number}")]
     assert log.read_text().splitlines()[1:] == expected
     stderr = process.communicate(timeout=PATIENCE_S)[1]
-    said = [line for line in stderr.splitlines() if line.startswith(("native", "python"))]
+    lines = [line for line in stderr.splitlines() if line.startswith(("native", "python"))]
     if who == "both":
-        assert said == []  # nobody forwards it any more; the run has it
+        assert lines == []  # nobody forwards it any more; the run has it
     else:
-        assert said == expected
+        assert lines == expected
     assert process.returncode == (0 if who == "forwarder" else -signal.SIGKILL)
     until(lambda: not commands.survivors())
 
@@ -323,9 +323,11 @@ def test_an_agent_that_died_is_followed_by_one_that_goes_on_where_it_was(
         process = subprocess.Popen(
             words, cwd=commands.folder, env=commands.environment(), stdout=file, stderr=file, stdin=subprocess.DEVNULL
         )
-    log = commands.folder / "runs" / "ours" / "logs" / "main.log"
-    until(lambda: log.exists() and log.stat().st_size)
-    agents = [one.pid for one in commands.running("stepscope.agent")]
+    run = commands.folder / "runs" / "ours"
+    log = run / "logs" / "main.log"
+    # The log is written first: an agent that is killed before it has noted how far it came copies that once more.
+    until((run / "outputs" / "positions").exists)
+    agents = [process.pid for process in commands.running("stepscope.agent")]
     for pid in agents:
         os.kill(pid, signal.SIGKILL)
     (commands.folder / "killed").touch()
@@ -336,7 +338,7 @@ def test_an_agent_that_died_is_followed_by_one_that_goes_on_where_it_was(
 
 
 def forwarder_of(commands: Any) -> int | None:
-    found = [one.pid for one in commands.running("stepscope.agent.output_forwarder")]
+    found = [process.pid for process in commands.running("stepscope.agent.output_forwarder")]
     return found[0] if found else None
 
 

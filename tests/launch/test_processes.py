@@ -227,8 +227,8 @@ def test_a_bare_fork_that_unwinds_to_the_end(
     summary = json.loads((done.run_dir / "summary.json").read_text())
     assert [(row["steps"], row["state"]) for row in summary["ranks"]] == [(4, state)]
     assert (summary["status"], done.code) == (status, int(how == "raises"))
-    told = [(error["type"], error["message"], error["step"]) for error in summary["errors"]]
-    assert told == ([("ValueError", "no such batch", 4)] if how == "raises" else [])
+    errors = [(error["type"], error["message"], error["step"]) for error in summary["errors"]]
+    assert errors == ([("ValueError", "no such batch", 4)] if how == "raises" else [])
 
 
 @pytest.mark.soak  # near: names that are taken and sessions of their own, in tests/store/test_create.py

@@ -25,7 +25,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 SlurmctldPort={ports[0]}
 StateSaveLocation={folder}/state
@@ -84,7 +84,8 @@ class Slurm:
 
     def run(self, words: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
         environment = {**self.environment, **how.pop("env", {})}
-        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, **how)
+        timeout_s = how.pop("timeout", PATIENCE_S)
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=timeout_s, **how)
 
     def said(self) -> str:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in self.folder.rglob("*.log"))
@@ -196,3 +197,41 @@ def steps_of(summary: dict[str, Any]) -> list[tuple[int, int]]:
 def summary_of(run_dir: Path) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
     return summary
+
+
+SCRIPTS = Path(__file__).parents[2] / "deploy" / "slurm"
+DIES_ONCE = """
+import os, pathlib, signal
+import stepscope
+
+for step in range(8):
+    with stepscope.step(), stepscope.phase("work"):
+        pass
+    first = os.environ.get("SLURM_RESTART_COUNT", "0") == "0"
+    if "DIES" in os.environ and first and os.environ["RANK"] == "1" and step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.soak
+def test_the_scripts_of_the_repository(slurm: Slurm, commands: Any, tmp_path: Path) -> None:
+    """Submitted as they are: one node, two nodes, and two nodes of which a rank dies, so that the job is requeued."""
+    (tmp_path / "train.py").write_text(DIES_ONCE)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**commands.environment(), "PATH": path, "MASTER_ADDR": "127.0.0.1", "RANKS_PER_NODE": "2"}
+    for number, (name, ranks, more) in enumerate(
+        [("one-node", 2, {}), ("several-nodes", 4, {}), ("requeue", 4, {"DIES": "1"})], 1
+    ):
+        submit = ["sbatch", "--wait", "--output", "job.log", str(SCRIPTS / f"{name}.sbatch")]
+        done = slurm.run(submit, cwd=tmp_path, env={**environment, **more}, timeout=150)
+        log = (tmp_path / "job.log").read_text()
+        assert done.returncode == 0, done.stderr + log
+        run = f"train-slurm-{number}" + ("-2" if more else "")
+        assert steps_of(summary_of(tmp_path / "runs" / run)) == [(rank, 8) for rank in range(ranks)], log
+    assert summary_of(tmp_path / "runs" / "train-slurm-3")["status"] == "crashed"
+    meta = json.loads((tmp_path / "runs" / "train-slurm-3-2" / "run.json").read_text())
+    assert meta["slurm"] == {"job": 3, "step": 0, "restarts": 1}
+    goodput = commands.finish(commands.start("goodput", "--all", "--json", tmp_path / "runs"))
+    job = next(job for job in json.loads(goodput.stdout)["jobs"] if "train-slurm-3" in job["runs"])
+    assert job["runs"] == ["train-slurm-3", "train-slurm-3-2"]

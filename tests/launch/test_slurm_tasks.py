@@ -88,10 +88,10 @@ def test_a_second_command_of_the_same_step_is_another_run(tmp_path: Path) -> Non
 def test_a_leader_that_was_killed_leaves_nothing_that_counts(tmp_path: Path) -> None:
     dead = Leader(STEP, tmp_path)
     dead.announce(*PLACES)
-    again = Leader(STEP, tmp_path)
+    leader = Leader(STEP, tmp_path)
     assert isinstance(member(2, tmp_path).wait(0.1), str)
-    assert again.ends() == []
-    for one in (again, dead):
+    assert leader.ends() == []
+    for one in (leader, dead):
         one.close()
 
 

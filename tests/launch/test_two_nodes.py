@@ -113,10 +113,10 @@ def test_without_a_hub_nothing_is_lost(nodes: Any, tmp_path: Path) -> None:
         assert "recording to" in stderr.readline()
         assert "sending the rest to 127.0.0.1" in stderr.readline()
         os.kill(nodes.processes[1].pid, signal.SIGINT)
-        one = nodes.finish(1)
-    assert one.code == 0
+        first = nodes.finish(1)
+    assert first.code == 0
     spool = tmp_path / "1" / "two.node1"
-    assert one.stderr.splitlines()[-1] == "stepscope:     stepscope send 1/two.node1"
+    assert first.stderr.splitlines()[-1] == "stepscope:     stepscope send 1/two.node1"
     meta = json.loads((spool / "run.json").read_text())
     assert meta["hub"] == {"url": f"https://127.0.0.1:{nodes.port}", "run": "two", "node": 1, "nnodes": 2}
     assert (meta["end"]["exit_code"], meta["sealed"]) == (0, False)
@@ -125,7 +125,7 @@ def test_without_a_hub_nothing_is_lost(nodes: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--nnodes", "2", "--node-rank", "0"], "a job on 2 nodes needs a --name, the same on every node,"),
         (["--nnodes", "2", "--name", "x"], "a job on 2 nodes needs --node-rank on every node"),
@@ -138,11 +138,11 @@ def test_without_a_hub_nothing_is_lost(nodes: Any, tmp_path: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_flags_that_leave_a_question_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as caught:
         run_command(["run", *words, "train.py"])
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

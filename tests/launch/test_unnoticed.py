@@ -132,9 +132,9 @@ def test_your_own_sitecustomize_and_an_unchanged_path(
     bare = commands.finish(commands.start_python("-c", EXEC, python, "script.py", "a", env=env))
     ours = commands.finish(commands.start("run", "--quiet", python, "script.py", "a", env=env))
     assert json.loads(ours.stdout) == json.loads(bare.stdout)
-    said = json.loads(bare.stdout)
-    assert (said["mine"], said["yours"]) == ("site", "user")
-    assert said["file"] == str(tmp_path / "mine" / "sitecustomize.py")
+    document = json.loads(bare.stdout)
+    assert (document["mine"], document["yours"]) == ("site", "user")
+    assert document["file"] == str(tmp_path / "mine" / "sitecustomize.py")
 
 
 EXEC = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"

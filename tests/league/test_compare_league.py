@@ -41,11 +41,11 @@ def test_pairs_are_of_one_job_and_the_same_each_time(tmp_path: Path) -> None:
     jobs = mlperf_jobs(tmp_path)
     cases = pairs_of(jobs, 2, held=True)
     assert cases
-    for case, again in zip(cases, pairs_of(jobs, 2, held=True), strict=True):
+    for case, pair in zip(cases, pairs_of(jobs, 2, held=True), strict=True):
         runs = [id(run) for run in (*case.baselines, case.candidate)]
         assert len(set(runs)) == 3
         assert set(runs) <= {id(run) for run in jobs[case.job]}
-        assert runs == [id(run) for run in (*again.baselines, again.candidate)]
+        assert runs == [id(run) for run in (*pair.baselines, pair.candidate)]
 
 
 def test_a_slowdown_of_all_steps_or_of_every_tenth() -> None:
@@ -57,10 +57,10 @@ def test_a_slowdown_of_all_steps_or_of_every_tenth() -> None:
 
 def test_narrower_intervals_decide_more() -> None:
     random = np.random.default_rng(4)
-    one, other = (
+    first, other = (
         Series(numbers=np.arange(50), values=level * (1 + random.normal(0, 0.002, 50))) for level in (100, 101.5)
     )
-    judged = judge([one], other)
+    judged = judge([first], other)
     assert (judged.verdict, verdict_with(judged, 1.0), verdict_with(judged, 0.5)) == (
         "cannot_tell", "cannot_tell", "slower",
     )  # fmt: skip
@@ -105,7 +105,7 @@ def test_histories_take_turns_through_the_runs_of_a_job(tmp_path: Path) -> None:
         assert held_out(history.job)
         assert len(history.runs) == RUNS
         assert sorted(history.runs[:6]) == list(range(6))
-        assert all(one != other for one, other in pairwise(history.runs))
+        assert all(first != other for first, other in pairwise(history.runs))
         assert 3 <= history.step_at <= RUNS - 3
 
 

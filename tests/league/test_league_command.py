@@ -52,9 +52,9 @@ def test_goes_on_where_it_stopped(played: Played, tmp_path: Path, capsys: pytest
     assert league(tmp_path, "--repeat", "2") == 0
     assert league(tmp_path, "--fresh") == 0
     assert played.cases == [NAME] * 3
-    said = capsys.readouterr()
-    assert "TraceML is left out" in said.err
-    assert "traceml" not in said.out
+    printed = capsys.readouterr()
+    assert "TraceML is left out" in printed.err
+    assert "traceml" not in printed.out
 
 
 def test_what_failed_is_run_again_and_not_judged(

@@ -58,8 +58,8 @@ def test_times_follow_from_rank_and_step_alone(plan: ModuleType) -> None:
         faults = [plan.Fault("forward:1:8:drift"), plan.Fault("backward:1:5")]
         return plan.Plan({"forward": 10.0}, faults, rank=rank, ranks=2, steps=10, noise=0.1)
 
-    first, again, other = make(1), make(1), make(0)
-    assert first.seconds("forward", 4) == again.seconds("forward", 4)
+    first, repeated, other = make(1), make(1), make(0)
+    assert first.seconds("forward", 4) == repeated.seconds("forward", 4)
     assert first.seconds("forward", 4) != first.seconds("forward", 5)
     assert first.fault_s("forward", 5) == pytest.approx(0.004)
     assert first.seconds("backward", 3) == 0.005

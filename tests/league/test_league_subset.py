@@ -62,6 +62,7 @@ def test_real_case(name: str, tmp_path: Path) -> None:
     assert [finding["kind"] for finding in saved["findings"]] == [claim.kinds[0] for claim in outcome.claims]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("only", SYNTHETIC)
 def test_synthetic_cells(only: str, seeds: int) -> None:

@@ -60,7 +60,7 @@ class Node:
     def losses(self) -> list[str]:
         return sorted(re.findall(r"rank \d+ step \d+ loss \S+", (self.folder / "out.txt").read_text()))
 
-    def said(self) -> str:
+    def stderr_text(self) -> str:
         return (self.folder / "err.txt").read_text()
 
 
@@ -110,8 +110,10 @@ class Cluster:
     def until(self, what: Callable[[], Any]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not what():
-            assert time.monotonic() < deadline, self.said()
-            assert any(node.process is not None and node.process.poll() is None for node in self.nodes), self.said()
+            assert time.monotonic() < deadline, self.stderr_text()
+            assert any(node.process is not None and node.process.poll() is None for node in self.nodes), (
+                self.stderr_text()
+            )
             time.sleep(0.05)
 
     def wait(self) -> list[int]:
@@ -122,8 +124,8 @@ class Cluster:
             codes.append(node.process.wait(PATIENCE_S))
         return codes
 
-    def said(self) -> str:
-        return "\n".join(f"--- {node.host.name}\n{node.said()}" for node in self.nodes)
+    def stderr_text(self) -> str:
+        return "\n".join(f"--- {node.host.name}\n{node.stderr_text()}" for node in self.nodes)
 
     @property
     def run_dir(self) -> Path:

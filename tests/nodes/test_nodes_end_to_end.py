@@ -5,6 +5,8 @@ The hosts are network namespaces; their folders are their own.  Losses are those
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ import duckdb
 import pytest
 
 from stepscope.hub.audit import read_audit
+from stepscope.store.captures import read_captures, trace_name
 from stepscope.wire.handshake import load_keys, retire_key, rotate_key
 
 pytestmark = [pytest.mark.ranks, pytest.mark.faults]
@@ -63,7 +66,7 @@ def test_cut_slowed_killed_and_skewed(
     third.host.slow(delay_ms=20)
     three.until(lambda: first.steps() > 60)
     third.host.heal()
-    assert three.wait() == [0, 0, 0], three.said()
+    assert three.wait() == [0, 0, 0], three.stderr_text()
     # Nothing lost, nothing twice.
     assert steps_of(three.run_dir) == {rank: list(range(STEPS)) for rank in range(3)}
     starts = [(event["rank"], event["host"]) for event in three.events("rank_start")]
@@ -110,10 +113,10 @@ def test_a_hub_whose_disk_is_full(cluster: MakeCluster, toy: Path) -> None:
         at = two.nodes[0].steps()
         two.until(lambda: two.nodes[0].steps() > at + 25)
         filler.unlink()
-        assert two.wait() == [0, 0], two.said()
+        assert two.wait() == [0, 0], two.stderr_text()
         assert steps_of(two.run_dir) == {rank: list(range(80)) for rank in range(2)}
-        kept = two.nodes[0].folder / "kept"
-        shutil.copytree(two.run_dir, kept)
+        folder = two.nodes[0].folder / "kept"
+        shutil.copytree(two.run_dir, folder)
     finally:
         subprocess.run(["umount", "-l", str(runs)], check=True)
 
@@ -124,12 +127,12 @@ def test_a_node_that_cannot_deliver_keeps_its_part(cluster: MakeCluster, tmp_pat
     two = cluster(2, toy)
     first, second = two.nodes
     two.start("--steps", "40", "--pause-ms", "20", environment={1: {"STEPSCOPE_KEY": "another secret, by mistake"}})
-    assert two.wait() == [0, 0], two.said()
+    assert two.wait() == [0, 0], two.stderr_text()
     assert steps_of(two.run_dir) == {0: list(range(40))}
     assert "Node 1 never joined; its data is missing." in two.summary()["notices"]
     assert second.run_dir.exists()
-    assert "stepscope send" in second.said()
-    assert "key" in second.said()
+    assert "stepscope send" in second.stderr_text()
+    assert "key" in second.stderr_text()
     environment = {**os.environ, "HOME": str(tmp_path / "home")}
     environment.pop("STEPSCOPE_KEY", None)
     stepscope = [sys.executable, "-m", "stepscope"]
@@ -177,9 +180,30 @@ def test_a_new_key_while_the_job_runs(cluster: MakeCluster, toy: Path, tmp_path:
     first.kill(HUB)
     two.until(lambda: noted("joined") == 2)  # at the hub that was started again
     retire_key(environ)
-    assert two.wait() == [0, 0], two.said()
+    assert two.wait() == [0, 0], two.stderr_text()
     assert load_keys(environ) != (old,)
     assert steps_of(two.run_dir) == {rank: list(range(steps)) for rank in range(2)}
-    assert "different key" not in two.said()
+    assert "different key" not in two.stderr_text()
     assert noted("ended") >= 1
     assert (two.run_dir / "audit.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.soak  # near: tests/launch/test_captures.py, and the traces in tests/store/test_inbox.py
+def test_the_trace_of_another_host_is_delivered(cluster: MakeCluster, job: Path) -> None:
+    """Requested where the hub is; the rank on the other host is profiled, too, and its trace comes over the network."""
+    two = cluster(2, job)
+    two.start("--steps", "4000", "--pause-ms", "20")
+    first, second = two.nodes
+    two.until(lambda: first.steps() > 20 and second.steps() > 20)
+    command = [sys.executable, "-m", "stepscope", "capture", str(two.run_dir), "--ranks", "all", "--steps", "3"]
+    captured = subprocess.run(first.host.command(command), capture_output=True, text=True, timeout=100)
+    assert captured.returncode == 0, captured.stderr
+    (record,) = read_captures(two.run_dir)
+    assert [(report.rank, report.state) for report in record.reports] == [(0, "delivered"), (1, "delivered")]
+    for rank in range(2):
+        path = two.run_dir / "captures" / record.order.id / trace_name(rank)
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        assert trace["distributedInfo"]["rank"] == rank
+    for node in two.nodes:
+        node.process.terminate()
+    two.wait()

@@ -101,8 +101,8 @@ def test_a_page_that_cannot_be_made_is_the_summary(
 
     monkeypatch.setattr(subprocess, "run", made)
     show(run_dir)
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("the summary\n", "stepscope: the page was not built\n")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("the summary\n", "stepscope: the page was not built\n")
 
 
 def test_vs_code_is_known_by_what_it_leaves_and_shows_the_page_with_its_data(

@@ -232,7 +232,7 @@ def complaints(page: Page, axe: str) -> list[str]:
 def _violations(page: Page, rules: dict[str, Any]) -> list[str]:
     asked = json.dumps({"resultTypes": ["violations"], **rules})
     wrong = page.evaluate(f"axe.run(document, {asked}).then((found) => found.violations)")
-    return [f"{one['id']} {node['html'][:200]}" for one in wrong for node in one["nodes"]]
+    return [f"{row['id']} {node['html'][:200]}" for row in wrong for node in row["nodes"]]
 
 
 def settled(page: Page, quiet_ms: int = 250) -> Page:

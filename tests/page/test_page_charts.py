@@ -93,8 +93,8 @@ def test_two_fingers_come_nearer_and_move_it_and_one_scrolls_the_page(
 def test_a_long_run_is_asked_for_finer_steps(browser_page: Any, served: Any, open_run: Any) -> None:
     """The run has 600 steps and the page requests 600 bins, so the first request is made coarser here."""
     page = browser_page()
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
     page.route(
         re.compile(r"/steps\?bins=600$"), lambda route: route.continue_(url=route.request.url.replace("600", "20"))
     )
@@ -108,7 +108,7 @@ def test_a_long_run_is_asked_for_finer_steps(browser_page: Any, served: Any, ope
     chart.press("Home")
     chart.press("ArrowRight")
     expect(page.locator(".plot-frame [aria-live]").first).to_have_text(re.compile(r"^Step 1[45]\d: "))
-    assert sum("/steps?first=" in url for url in asked) == 1
+    assert sum("/steps?first=" in url for url in requests) == 1
 
 
 def test_a_mark_leads_to_its_rank_and_steps(browser_page: Any, served: Any, open_run: Any) -> None:

@@ -29,6 +29,22 @@ def unfold(page: Any) -> None:
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
 
 
+def views_of(report: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The parts by the title of their view; of traces also those of the rank that is shown first."""
+    if "views" not in report:
+        return {"": report["parts"]}
+    of_rank = report["of_ranks"][str(report["rank"])]
+    pair = report["pairs"].values() if report["pair"] else ()
+    parts = [*report["parts"], *of_rank, *(part for found in pair for part in found)]
+    return {title: [part for part in parts if part["view"] == key] for key, title, _ in report["views"]}
+
+
+def show_view(page: Any, title: str) -> None:
+    tab = page.get_by_role("navigation", name="Views").get_by_role("button", name=title, exact=True)
+    if title and tab.count():
+        tab.click()
+
+
 @pytest.mark.parametrize("name", [pytest.param("trace", marks=pytest.mark.soak), "flight"])
 def test_everything_is_there_and_fits_and_axe_finds_nothing(
     opened: Callable[..., Any], files: dict[str, Path], axe: str, name: str
@@ -36,8 +52,12 @@ def test_everything_is_there_and_fits_and_axe_finds_nothing(
     """Light and wide, then dark and narrow."""
     page = opened(name)
     report = data_in(files[name].read_bytes())[0]["report"]
+    for view in views_of(report):
+        show_view(page, view)
+        unfold(page)
+        assert complaints(page, axe) == []
+    show_view(page, "Overview")
     unfold(page)
-    assert complaints(page, axe) == []
     for theme, width in (("light", 1280), ("dark", 400)):
         page.emulate_media(color_scheme=theme)
         page.set_viewport_size({"width": width, "height": 900})
@@ -48,8 +68,14 @@ def test_everything_is_there_and_fits_and_axe_finds_nothing(
             sides = (text for side in told["sides"] for text, _ in side["items"])
             for line in [told["title"], *told["advice"], *sides]:
                 expect(verdict.get_by_text(line).first).to_be_visible()
-        for part in report["parts"]:
-            expect(page.get_by_role("heading", name=part["title"], exact=True, level=2)).to_be_visible()
+        for view, parts in views_of(report).items():
+            show_view(page, view)
+            unfold(page)
+            for part in parts:
+                expect(page.get_by_role("heading", name=part["title"], exact=True, level=2)).to_be_visible()
+            assert page.evaluate(TOO_WIDE) == []
+        show_view(page, "Overview")
+        unfold(page)
         assert page.evaluate(TOO_WIDE) == []
     assert page.locator("img").count() == 0, "a name stays a name"
     assert report["name"] in page.title()
@@ -57,7 +83,7 @@ def test_everything_is_there_and_fits_and_axe_finds_nothing(
 
 def test_a_table_is_sorted_and_downloaded(opened: Callable[..., Any]) -> None:
     page = opened("trace")
-    page.locator("summary", has_text="Kernels by name").click()
+    show_view(page, "Kernels")
     table = page.get_by_role("region", name="Table: Kernels by name")
     expect(table.get_by_title(EVIL)).to_be_visible()
     table.get_by_role("button", name="total").click()
@@ -74,6 +100,7 @@ def test_a_table_is_sorted_and_downloaded(opened: Callable[..., Any]) -> None:
 
 def test_the_timeline_with_keys(opened: Callable[..., Any]) -> None:
     page = opened("trace")
+    show_view(page, "Timeline")
     box = page.get_by_role("application", name=re.compile("^Timeline: step 0 of rank 1"))
     announced = page.locator("[data-part=timeline] [aria-live=polite]")
     box.focus()
@@ -100,6 +127,7 @@ PICTURE = "document.querySelector('.timeline canvas').toDataURL()"
 
 def test_the_timeline_with_the_mouse(opened: Callable[..., Any]) -> None:
     page = opened("trace", height=1400)
+    show_view(page, "Timeline")
     card = page.locator("[data-part=timeline]")
     canvas = card.locator("canvas")
     canvas.scroll_into_view_if_needed()
@@ -148,7 +176,10 @@ def test_real_traces(name: str, shared_data: Path, tmp_path: Path, browser_page:
     assert out.stat().st_size < 1_500_000
     page = browser_page(offline=True)
     page.goto(out.as_uri())
-    unfold(page)
-    expect(page.get_by_role("heading", name="Timeline")).to_be_visible()
-    assert page.evaluate(TOO_WIDE) == []
-    assert page.evaluate(WIDE_TABLES) == [], "tables fit 1,280 pixels"
+    for view in views_of(data_in(out.read_bytes())[0]["report"]):
+        show_view(page, view)
+        unfold(page)
+        if view == "Timeline":
+            expect(page.get_by_role("heading", name="Timeline")).to_be_visible()
+        assert page.evaluate(TOO_WIDE) == []
+        assert page.evaluate(WIDE_TABLES) == [], "tables fit 1,280 pixels"

@@ -117,15 +117,15 @@ def test_new_steps_are_put_behind_the_map(browser_page: Any, serve_folder: Any, 
     run.make(40)
     hub = serve_folder(feed.folder)
     page = browser_page()
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url) if "/heat" in request.url else None)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url) if "/heat" in request.url else None)
     open_run(page, hub, "live")
     box_of(page)
     run.make(15)
     page.wait_for_function("() => performance.getEntriesByName('stepscope:drawn').at(-1)?.detail.step >= 54")
     expect(page.locator(f"{MAP}[aria-busy=false]")).to_be_visible()
     page.wait_for_timeout(400)
-    firsts = [int(re.findall(r"first=(\d+)", url)[0]) for url in asked]
+    firsts = [int(re.findall(r"first=(\d+)", url)[0]) for url in requests]
     assert firsts[0] == 0
     assert set(firsts[1:]) <= set(range(24, 56))
     assert len(firsts) > 1

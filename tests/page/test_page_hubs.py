@@ -13,9 +13,9 @@ from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
 from stepscope.hub.runs import Runs
 from stepscope.hub.transport import make_certificate
-from stepscope.store.catalog import add_folder, known_folders, run_id
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run
+from stepscope.store.user_runs import add_folder, known_folders, run_id
 from tests.hub.run_parts import READER, Hub, record
 from tests.page.browsing import expect, run_address
 
@@ -31,8 +31,8 @@ def test_over_tls(browser_page: Any, feed: Any, tmp_path: Path) -> None:
     tls = make_certificate(folder=tmp_path)
     with closing(Hub(lambda: make_app(Runs.of_folder(feed.folder), Readers(READER, secure=True)), tls=tls)) as hub:
         page = browser_page(ignore_https_errors=True)
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
+        requests: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(run_address(hub.url, "live", READER))
         bar = page.locator("header.bar")
         expect(bar).to_contain_text("step 4")
@@ -40,7 +40,7 @@ def test_over_tls(browser_page: Any, feed: Any, tmp_path: Path) -> None:
         expect(bar).to_contain_text("step 9")
         page.reload()  # signed in by the cookie alone
         expect(bar).to_contain_text("step 9")
-        assert {address.split("://")[0] for address in asked} == {"https"}
+        assert {address.split("://")[0] for address in requests} == {"https"}
         (cookie,) = page.context.cookies()
         assert cookie["name"].startswith("__Host-stepscope-")
         assert (cookie["secure"], cookie["httpOnly"], cookie["sameSite"]) == (True, True, "Strict")

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import nn
 
 from stepscope.recorder import guard
-from stepscope.recorder.bootstrap import Instrumentation
 from stepscope.recorder.guard import ImportWatch
+from stepscope.recorder.instrumentation import Instrumentation
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.collectives import OPS
 from stepscope.records.steps import (
@@ -319,11 +319,11 @@ def record(job: Callable[[int, int], Step], rank: int, world: int, folder: Path)
     instrumentation.remove()
     watch.remove()
     left = _patched()
-    again = list(train(_made(job, rank, world), lambda: None))
+    repeated = list(train(_made(job, rank, world), lambda: None))
     return {
         "bare": bare,
         "recorded": losses,
-        "again": again,
+        "again": repeated,
         "restored": left == before,
         "failures": guard.failures(),
         "flight": [later - earlier for earlier, later in itertools.pairwise(flight)],
@@ -403,8 +403,8 @@ def main(rank: int, where: Path, world: int, names: list[str]) -> None:
 
 if __name__ == "__main__":
     # What every rank would load for itself at its first step is most of what these jobs cost.
-    import torch._dynamo
     import torch.distributed.fsdp
+    from torch._dynamo import config  # noqa: F401 - the module itself: tests/support/job_startup has one in its place
 
     for words in sys.argv[2:]:
         size, _, names = words.partition(":")

@@ -16,8 +16,8 @@ from clock import FakeClock
 
 from stepscope.recorder import guard
 from stepscope.recorder import recorder as recorder_module
-from stepscope.recorder.bootstrap import Instrumentation
 from stepscope.recorder.guard import ImportWatch
+from stepscope.recorder.instrumentation import Instrumentation
 from stepscope.recorder.layers.sampler import LayerSampler
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.identity import RankIdentity
@@ -123,7 +123,9 @@ class Layers:
         """A figure of the last sample by module, where there is one."""
         model, sample = self.last()
         values = sample.memory[field] if field in sample.memory else getattr(sample, field)
-        return {one.name: value for one, value in zip(model.modules, values, strict=True) if value not in (None, 0)}
+        return {
+            module.name: value for module, value in zip(model.modules, values, strict=True) if value not in (None, 0)
+        }
 
 
 @pytest.fixture

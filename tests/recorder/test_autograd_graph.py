@@ -87,8 +87,8 @@ class Transformer(nn.Module):
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         x = self.embed(words)
-        again = None if self.kind == "plain" else self.kind == "reentrant"
-        return self.head(self.block(x) if again is None else checkpoint(self.block, x, use_reentrant=again))  # type: ignore[no-any-return]
+        repeated = None if self.kind == "plain" else self.kind == "reentrant"
+        return self.head(self.block(x) if repeated is None else checkpoint(self.block, x, use_reentrant=repeated))  # type: ignore[no-any-return]
 
 
 TOKENS = BATCH * LENGTH
@@ -475,8 +475,8 @@ def test_what_is_computed_again_counts_where_it_is() -> None:
     model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.ReLU())
     graph = graph_of(*model.parameters())
     graph.walk(checkpoint(model, X, use_reentrant=False).sum())
-    plain, again = graph.peak(0), graph.peak(1000)
-    assert again[0] == plain[0] + 1000
+    plain, repeated = graph.peak(0), graph.peak(1000)
+    assert repeated[0] == plain[0] + 1000
 
 
 def test_gradients_that_exist_are_not_made_again() -> None:
@@ -504,6 +504,7 @@ class Wide(nn.Module):
         return self.head(x).flatten(0, 1)  # type: ignore[no-any-return]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("again", "micro_batches", "within"), [(False, 1, 0.02), (False, 2, 0.02), (True, 1, 0.05)])
 def test_the_peak_is_that_of_the_allocator(
     layers: Layers, tmp_path: Path, again: bool, micro_batches: int, within: float
@@ -525,9 +526,11 @@ def test_the_peak_is_that_of_the_allocator(
         step()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    memory = [one["args"] for one in sorted(events, key=lambda one: one.get("ts", 0)) if one["name"] == "[memory]"]
+    memory = [
+        event["args"] for event in sorted(events, key=lambda one: one.get("ts", 0)) if event["name"] == "[memory]"
+    ]
     before = memory[0]["Total Allocated"] - memory[0]["Bytes"]
-    real = max(one["Total Allocated"] for one in memory) - before
+    real = max(row["Total Allocated"] for row in memory) - before
     _, sample = layers.last()
     held = sum(sample.memory["parameters"]) + batch.nbytes
     assert max(size for size, _ in sample.peaks.values()) - held == pytest.approx(real, rel=within)
@@ -618,7 +621,7 @@ def test_nothing_is_kept_alive(layers: Layers) -> None:
         del batch
         loss.backward()
         del loss
-        assert [one() for one in outputs] == [None] * 3  # before the step is over
+        assert [output() for output in outputs] == [None] * 3  # before the step is over
         assert storage() is None
         optimizer.step()
     finally:

@@ -55,10 +55,10 @@ class SharpnessAware(torch.optim.Optimizer):
         self._clock = clock
 
     def step(self, closure: Closure) -> torch.Tensor:  # type: ignore[override]
-        again = torch.enable_grad()(closure)
-        again()
+        repeated = torch.enable_grad()(closure)
+        repeated()
         self._clock.advance(UPDATE)
-        result: torch.Tensor = self._inner.step(again)
+        result: torch.Tensor = self._inner.step(repeated)
         return result
 
 

@@ -219,7 +219,7 @@ def test_a_group_of_unknown_form_is_booked_for_the_shared_slot() -> None:
 
 
 def test_waits_are_blind_on_nccl() -> None:
-    said = Distributed()
-    assert met(GroupTable(), Named("1"), said=said).blind is False
-    said.backend = "nccl"
-    assert met(GroupTable(), Named("1"), said=said).blind is True
+    distributed = Distributed()
+    assert met(GroupTable(), Named("1"), said=distributed).blind is False
+    distributed.backend = "nccl"
+    assert met(GroupTable(), Named("1"), said=distributed).blind is True

@@ -345,13 +345,13 @@ def test_the_objects_are_free_to_go(recording: Recording) -> None:
 
 
 def test_facts_are_looked_at_now_and_then_only(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    requests: list[int] = []
     update = LiveObjects.update_facts
     monkeypatch.setattr(
-        LiveObjects, "update_facts", lambda self, step, by: asked.append(step) or update(self, step, by)
+        LiveObjects, "update_facts", lambda self, step, by: requests.append(step) or update(self, step, by)
     )
     train(Net(), [(torch.randn(2, 8),)] * 1100)
-    assert asked == [1, 3, 100, 1024]
+    assert requests == [1, 3, 100, 1024]
 
 
 # -- large models, and faults -----------------------------------------------------------------------------------------

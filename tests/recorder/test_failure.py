@@ -95,12 +95,12 @@ def test_every_recorder_is_kept(
     recorder = make_recorder()
     recorder.appear(WHO, serve=False)
     die(recorder, tmp_path / "run")
-    kept = tmp_path / "run" / "flight" / "rank_3.json"
-    assert kept.read_bytes() == b'{"recorders":[%b,%b]}' % (nccl, gloo)
+    file = tmp_path / "run" / "flight" / "rank_3.json"
+    assert file.read_bytes() == b'{"recorders":[%b,%b]}' % (nccl, gloo)
     module._dump_fr_trace_json = named
     module._dump_nccl_trace_json = lambda *_: b'{"pg_config":{}}'
     die(recorder, tmp_path / "run")
-    assert kept.read_bytes() == b'{"recorders":[%b,%b]}' % (nccl2, gloo)
+    assert file.read_bytes() == b'{"recorders":[%b,%b]}' % (nccl2, gloo)
 
 
 @pytest.mark.parametrize(

@@ -138,10 +138,10 @@ def test_two_may_wait_for_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "waited_for_by_two.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     watch = ImportWatch()
-    told: list[tuple[str, str]] = []
+    messages: list[tuple[str, str]] = []
 
     def tell(name: str, module: ModuleType) -> None:
-        told.append((name, module.__name__))
+        messages.append((name, module.__name__))
 
     for name in ("first", "second"):
         watch.when_imported("waited_for_by_two", partial(tell, name))
@@ -150,4 +150,4 @@ def test_two_may_wait_for_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyP
     finally:
         watch.remove()
         sys.modules.pop("waited_for_by_two", None)
-    assert told == [("first", "waited_for_by_two"), ("second", "waited_for_by_two")]
+    assert messages == [("first", "waited_for_by_two"), ("second", "waited_for_by_two")]

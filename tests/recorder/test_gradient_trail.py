@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepscope.recorder import bootstrap, guard
+from stepscope.recorder import guard
+from stepscope.recorder.instrumentation import Instrumentation
 from stepscope.recorder.layers.gradient_trail import GradientTrail
 from stepscope.records.layers import LayerSample, ModelTree
 from stepscope.records.paths import ENV_LAYERS
@@ -37,7 +38,9 @@ BAD_STEP = 20
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Layers:
+def recorded(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock
+) -> Layers:
     """A recording at the default rate; looks at gradients take no time on its clock."""
     monkeypatch.delenv(ENV_LAYERS, raising=False)
     found = Layers(request.getfixturevalue("clocked"), tmp_path / "session")
@@ -115,15 +118,17 @@ def trails(layers: Layers) -> tuple[ModelTree, list[LayerSample]]:
 
 
 def bad_names(model: ModelTree, norms: tuple[float | None, ...]) -> list[str]:
-    return [one.name for one, norm in zip(model.modules, norms, strict=True) if norm is not None and norm - norm != 0]
+    return [
+        module.name for module, norm in zip(model.modules, norms, strict=True) if norm is not None and norm - norm != 0
+    ]
 
 
 BEFORE_IT = ["0.up", "0.down", "1.up", "1.down", "2.up"]
 
 
-def test_gradients_that_the_optimizer_gets(kept: Layers, clock: FakeClock) -> None:
+def test_gradients_that_the_optimizer_gets(recorded: Layers, clock: FakeClock) -> None:
     train(blocks(), clock, bad="backward")
-    model, (first, after) = trails(kept)
+    model, (first, after) = trails(recorded)
     assert (first.step, first.good_step, after.step) == (BAD_STEP, BAD_STEP - 1, BAD_STEP + 1)
     assert bad_names(model, first.grad_norm) == BEFORE_IT
     assert bad_names(model, after.weight_norm) == BEFORE_IT
@@ -131,11 +136,11 @@ def test_gradients_that_the_optimizer_gets(kept: Layers, clock: FakeClock) -> No
 
 
 def test_norms_that_clipping_computes_are_kept_in_steps_of_any_length(
-    kept: Layers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    recorded: Layers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GradientTrail, "_read_norms", None)  # would fail
     train(blocks(), clock, bad="backward", clip=True, step_ns=1_000_000, steps=70)
-    model, found = trails(kept)
+    model, found = trails(recorded)
     assert (found[0].step, found[0].good_step) == (BAD_STEP, BAD_STEP - 1)
     assert bad_names(model, found[0].grad_norm) == BEFORE_IT
     assert torch.stack is gradient_trail_originals()[1]
@@ -146,16 +151,16 @@ def gradient_trail_originals() -> tuple[Any, Any]:
     return torch._C._VariableFunctions._foreach_norm, torch._C._VariableFunctions.stack
 
 
-def test_gradients_of_this_rank_before_ddp_exchanges_them(kept: Layers, clock: FakeClock, alone: None) -> None:
+def test_gradients_of_this_rank_before_ddp_exchanges_them(recorded: Layers, clock: FakeClock, alone: None) -> None:
     train(DistributedDataParallel(blocks()), clock, bad="backward", clip=True)
-    model, (first, *_) = trails(kept)
+    model, (first, *_) = trails(recorded)
     assert (first.step, first.good_step) == (BAD_STEP, BAD_STEP - 1)
     assert bad_names(model, first.local_norm) == bad_names(model, first.grad_norm) == BEFORE_IT
 
 
-def test_gradients_are_read_on_the_thread_of_autograd(kept: Layers, clock: FakeClock, alone: None) -> None:
+def test_gradients_are_read_on_the_thread_of_autograd(recorded: Layers, clock: FakeClock, alone: None) -> None:
     """On a GPU backward ends on a thread of autograd, while the training thread waits for it."""
-    ledger = kept.recording.recorder.ledger
+    ledger = recorded.recording.recorder.ledger
     training_thread = ledger.thread
     model = DistributedDataParallel(blocks())
 
@@ -173,50 +178,50 @@ def test_gradients_are_read_on_the_thread_of_autograd(kept: Layers, clock: FakeC
 
     model.register_forward_hook(around_backward)
     train(model, clock, bad="backward")
-    tree, (first, *_) = trails(kept)
+    tree, (first, *_) = trails(recorded)
     assert bad_names(tree, first.local_norm) == BEFORE_IT
 
 
 def test_a_few_gradients_show_the_rank_and_the_weights_the_layer(
-    kept: Layers, clock: FakeClock, alone: None, few: None
+    recorded: Layers, clock: FakeClock, alone: None, few: None
 ) -> None:
     train(DistributedDataParallel(blocks()), clock, bad="backward")
-    model, (first, after) = trails(kept)
+    model, (first, after) = trails(recorded)
     assert (first.step, first.good_step, first.good_some_step) == (BAD_STEP, None, BAD_STEP - 1)
     assert bad_names(model, first.local_norm) == BEFORE_IT
     assert bad_names(model, after.weight_norm) == BEFORE_IT
 
 
-def test_what_fsdp_gives_to_a_collective(kept: Layers, clock: FakeClock, two_ranks: None) -> None:
+def test_what_fsdp_gives_to_a_collective(recorded: Layers, clock: FakeClock, two_ranks: None) -> None:
     """The fake group returns zeros, so only what was given to it shows NaN."""
     model = blocks()
     for block in model:
         fully_shard(block)
     fully_shard(model)
     train(model, clock, steps=BAD_STEP)
-    trail = kept.recording.recorder.trail
+    trail = recorded.recording.recorder.trail
     assert isinstance(trail, GradientTrail)
     kinds = {kind for kind, _, _ in trail._steps[-1].parts}
     assert kinds == {"probe", "reduced"}
     assert sum(kind == "probe" for kind, _, _ in trail._steps[-1].parts) == 5
 
 
-def test_the_layer_before_nan_in_forward(kept: Layers, clock: FakeClock) -> None:
+def test_the_layer_before_nan_in_forward(recorded: Layers, clock: FakeClock) -> None:
     train(blocks(), clock, bad="forward")
-    model, (first, *_) = trails(kept)
+    model, (first, *_) = trails(recorded)
     assert (first.step, first.good_step) == (BAD_STEP, BAD_STEP - 1)
     assert bad_names(model, first.weight_norm) == []
     assert model.modules[first.nonfinite_forward or 0].name == "2.up"
 
 
-def test_an_update_that_spoils_the_weights(kept: Layers, clock: FakeClock) -> None:
+def test_an_update_that_spoils_the_weights(recorded: Layers, clock: FakeClock) -> None:
     train(blocks(), clock, bad="update")
-    model, (first, *_) = trails(kept)
+    model, (first, *_) = trails(recorded)
     assert (first.step, first.good_step) == (BAD_STEP + 1, BAD_STEP)
     assert len(bad_names(model, first.weight_norm)) == 9
 
 
-def test_healthy_runs_write_nothing_and_a_scaler_may_skip_steps(kept: Layers, clock: FakeClock) -> None:
+def test_healthy_runs_write_nothing_and_a_scaler_may_skip_steps(recorded: Layers, clock: FakeClock) -> None:
     train(blocks(), clock)
     model = blocks()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -231,25 +236,27 @@ def test_healthy_runs_write_nothing_and_a_scaler_may_skip_steps(kept: Layers, cl
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    assert trails(kept)[1] == []
-    trail = kept.recording.recorder.trail
+    assert trails(recorded)[1] == []
+    trail = recorded.recording.recorder.trail
     assert isinstance(trail, GradientTrail)
-    assert [one.step for one in trail._steps if one.skipped] == [23 + at for at in range(30) if at % 7 == 3]
+    assert [step.step for step in trail._steps if step.skipped] == [23 + at for at in range(30) if at % 7 == 3]
 
 
-def test_a_script_that_stops_at_nan(kept: Layers, clock: FakeClock) -> None:
+def test_a_script_that_stops_at_nan(recorded: Layers, clock: FakeClock) -> None:
     """The step in which it is seen never ends."""
     model = blocks()
     train(model, clock, bad="backward", steps=BAD_STEP + 1)
     clock.advance(100_000_000)
     model(X).square().mean().backward()
-    assert trails(kept)[1] == []
-    kept.recording.recorder._write_trail(at_end=True)
-    (first, *_) = trails(kept)[1]
+    assert trails(recorded)[1] == []
+    recorded.recording.recorder._write_trail(at_end=True)
+    (first, *_) = trails(recorded)[1]
     assert (first.step, first.good_step) == (BAD_STEP, BAD_STEP - 1)
 
 
-def test_short_and_costly_steps_are_left_alone(kept: Layers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_and_costly_steps_are_left_alone(
+    recorded: Layers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In short steps nothing is launched; looks that take too long are tried again now and then."""
     looks: list[int] = []
     original = GradientTrail._read_norms
@@ -257,7 +264,7 @@ def test_short_and_costly_steps_are_left_alone(kept: Layers, clock: FakeClock, m
     def slow(self: GradientTrail, *args: Any) -> None:
         scope = self._scope
         original(self, *args)
-        looks.append(kept.recording.recorder.step)
+        looks.append(recorded.recording.recorder.step)
         self._host_ns[scope].append(300_000)
 
     monkeypatch.setattr(GradientTrail, "_read_norms", slow)
@@ -271,14 +278,14 @@ def test_short_and_costly_steps_are_left_alone(kept: Layers, clock: FakeClock, m
     assert len(looks) >= 130
 
 
-def test_nothing_of_the_script_is_kept_or_seen(kept: Layers, clock: FakeClock) -> None:
+def test_nothing_of_the_script_is_kept_or_seen(recorded: Layers, clock: FakeClock) -> None:
     model = blocks()
     train(model, clock, clip=True)
     model(X).square().mean().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    gradients = [weakref.ref(one.grad) for one in model.parameters()]
+    gradients = [weakref.ref(parameter.grad) for parameter in model.parameters()]
     model.zero_grad()
-    assert [one() for one in gradients] == [None] * len(gradients)
+    assert [gradient() for gradient in gradients] == [None] * len(gradients)
     seen: list[str] = []
 
     class Functions(TorchFunctionMode):
@@ -305,7 +312,7 @@ def test_losses_are_bit_identical(
         monkeypatch.setenv(ENV_LAYERS, mode)
         recorder = make_recorder(now=clock)
         watch = guard.ImportWatch()
-        instrumentation = bootstrap.Instrumentation(recorder, torch, watch)
+        instrumentation = Instrumentation(recorder, torch, watch)
         found.append([train(blocks(), clock, clip=clip, bad="backward") for clip in (False, True)])
         instrumentation.remove()
         watch.remove()
@@ -416,7 +423,7 @@ def test_a_job_of_two_ranks(
     done = run_stepscope("run", "--quiet", "--no-hub", forked_ranks, "2", script(JOB, "train.py"), *arguments)
     assert done.code == 0, done.stderr
     summary = json.loads((done.run_dir / "summary.json").read_text())
-    (found,) = [one for one in summary["findings"] if one["kind"] == "loss_nan"]
+    (found,) = [finding for finding in summary["findings"] if finding["kind"] == "loss_nan"]
     assert found["title"] == title.format(f"{found['evidence']['last_good']:.4g}")
     assert found["ranks"] == ranks
     assert found["advice"][1].startswith(advice)
@@ -433,7 +440,7 @@ def test_a_healthy_job_is_the_same_with_and_without(
         done = run_stepscope("run", *options, forked_ranks, "2", script(JOB, "train.py"), "none", "clip")
         assert done.code == 0, done.stderr
         found.append(json.loads(done.stdout.strip().splitlines()[-1]))
-        kinds = {one["kind"] for one in json.loads((done.run_dir / "summary.json").read_text())["findings"]}
+        kinds = {finding["kind"] for finding in json.loads((done.run_dir / "summary.json").read_text())["findings"]}
         assert not kinds & {"loss_nan", "nan_gradients", "exploding_gradients", "loss_spike"}
     assert found[0] == found[1]
     assert len(found[0]) == 26

@@ -410,10 +410,10 @@ def test_subclasses_of_containers_and_tensors_run_nothing() -> None:
             seen.append("function")
             return super().__torch_function__(function, *args, **kwargs)
 
-    kept, elements = Log(), [torch.empty(512, 512).as_subclass(Own) for _ in range(200)]
+    log, elements = Log(), [torch.empty(512, 512).as_subclass(Own) for _ in range(200)]
     seen.clear()
-    found = Memory(MB).train(200, lambda step: kept.append((elements[step], tensor())))["growing"]
-    assert found["holder"].startswith("kept, a Log made at test_growth.py:")
+    found = Memory(MB).train(200, lambda step: log.append((elements[step], tensor())))["growing"]
+    assert found["holder"].startswith("log, a Log made at test_growth.py:")
     assert found["element"] == "tuple with float32 [512, 512]"
     assert seen == []
 

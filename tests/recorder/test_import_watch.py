@@ -18,9 +18,13 @@ from typing import Any
 
 import pytest
 
-from stepscope.recorder.bootstrap import WATCHED_MODULES, Instrumentation
+from stepscope.recorder import facts, frameworks
+from stepscope.recorder.bootstrap import WATCHED_MODULES
 from stepscope.recorder.guard import ImportWatch
+from stepscope.recorder.hooks import checkpoint, notes
+from stepscope.recorder.instrumentation import Instrumentation
 from stepscope.recorder.recorder import Recorder
+from stepscope.recorder.stacks import STATEFUL_LOADER
 
 Write = Callable[..., None]
 
@@ -272,3 +276,5 @@ def test_modules_that_may_import_torch_are_expected_before_it(make_recorder: Cal
     outside = {name for name in awaited if name.partition(".")[0] != "torch"}
     assert outside
     assert outside - set(WATCHED_MODULES) == set()
+    tables = {*checkpoint.FUNCTIONS, *checkpoint.METHODS, *notes.LOGGERS, *facts.STEP_COUNTERS, *frameworks.MODULES}
+    assert set(WATCHED_MODULES) == {*tables, STATEFUL_LOADER}

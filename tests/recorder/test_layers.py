@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 import stepscope
 from stepscope.recorder import bootstrap, device, guard
 from stepscope.recorder.device import StreamMarks
+from stepscope.recorder.instrumentation import Instrumentation
 from stepscope.recorder.layers import sampled_step, sampler
 from stepscope.recorder.layers import tree as trees
 from stepscope.recorder.layers.autograd_graph import AutogradGraph
@@ -96,7 +97,7 @@ def test_bytes_of_a_known_model_with_adamw(layers: Layers) -> None:
         "2": rows * 4 * FLOAT,
     }
     model_tree, _ = layers.last()
-    assert [(one.name, one.type, one.parent, one.elements) for one in model_tree.modules] == [
+    assert [(module.name, module.type, module.parent, module.elements) for module in model_tree.modules] == [
         ("", "Sequential", -1, 0),
         ("0", "Linear", 0, 36),
         ("1", "BatchNorm1d", 0, 8),
@@ -309,7 +310,7 @@ def test_norms_zeros_and_updates_are_those_of_torch(layers: Layers) -> None:
         model[0].bias[:2] = -100.0  # two of four units never fire: their gradients are zero
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     for _ in range(3):
-        before = [one.detach().clone() for one in model[0].parameters()]
+        before = [parameter.detach().clone() for parameter in model[0].parameters()]
         optimizer.zero_grad()
         model(X).square().mean().backward()
         optimizer.step()
@@ -331,7 +332,7 @@ def test_frozen_layers_have_no_gradients(layers: Layers) -> None:
     model[0].requires_grad_(False)
     train(model, 3)
     tree, sample = layers.last()
-    assert [one.trainable for one in tree.modules] == [0, 0, 0, 10]
+    assert [module.trainable for module in tree.modules] == [0, 0, 0, 10]
     assert set(layers.by_name("grad_norm")) == {"2"}
     assert set(layers.by_name("weight_norm")) == {"0", "2"}
     assert set(layers.by_name("update_ratio")) == {"2"}
@@ -370,16 +371,16 @@ def test_a_skipped_step_says_so_and_a_scaled_gradient_is_divided(layers: Layers)
     assert skipped == [False, True, False]
     plain = copy.deepcopy(model)
     plain.load_state_dict(model.state_dict())
-    grads = [one.grad for one in model[0].parameters() if one.grad is not None]
+    grads = [parameter.grad for parameter in model[0].parameters() if parameter.grad is not None]
     scale = 512.0  # halved after the step that overflowed
-    norm = torch.cat([one.flatten() for one in grads]).norm().item()
+    norm = torch.cat([grad.flatten() for grad in grads]).norm().item()
     assert layers.by_name("grad_norm")["0"] == pytest.approx(norm / scale, rel=1e-3)
 
 
 def test_narrow_gradients_do_not_overflow_in_their_norm(layers: Layers) -> None:
     model = nn.Sequential(nn.Linear(8, 64)).to(torch.bfloat16)
     train(model, 3, lr=0.0, x=(1e3 * X).to(torch.bfloat16))
-    grads = [one.grad.float().flatten() for one in model.parameters() if one.grad is not None]
+    grads = [parameter.grad.float().flatten() for parameter in model.parameters() if parameter.grad is not None]
     assert layers.by_name("grad_norm") == {"0": pytest.approx(torch.cat(grads).norm().item(), rel=1e-2)}
 
 
@@ -597,7 +598,7 @@ def test_shared_modules_tied_weights_and_lists(layers: Layers) -> None:
 
     train(Tied(), 3)
     assert layers.by_name("parameters") == {"embed": 32 * FLOAT, "blocks.0": 20 * FLOAT, "blocks.1": 20 * FLOAT}
-    names = [one.name for one in layers.last()[0].modules]
+    names = [module.name for module in layers.last()[0].modules]
     assert names == ["", "embed", "act", "blocks", "blocks.0", "blocks.1", "head"]
     assert set(layers.by_name("forward_us")) == {"", "embed", "act", "blocks.0", "blocks.1"}
 
@@ -674,7 +675,7 @@ def test_compiled_models_have_no_times(layers: Layers) -> None:
     train(compiled, 4)
     tree, sample = layers.last()
     assert tree.compiled
-    assert [one.name for one in tree.modules] == ["", "0", "1", "2"]
+    assert [module.name for module in tree.modules] == ["", "0", "1", "2"]
     assert sample.forward_us == sample.backward_us == (None,) * 4
     assert set(layers.by_name("grad_norm")) == {"0", "2"}
     rows = len(X)
@@ -716,13 +717,23 @@ def test_checksums_of_replicas_show_a_single_bit(layers: Layers, alone: None) ->
         weight.view(torch.int32)[1, 1] ^= 1
     train(model, 1, lr=0.0)
     flipped = layers.last()[1].checksum
-    assert [one == other for one, other in zip(flipped, first.checksum, strict=True)] == [True, True, True, False]
+    assert [changed == checksum for changed, checksum in zip(flipped, first.checksum, strict=True)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     with torch.no_grad():
         weight.view(torch.int32)[1, 1] ^= 1
         model.module[0].bias += 1e-6
     train(model, 1, lr=0.0)
     nudged = layers.last()[1].checksum
-    assert [one == other for one, other in zip(nudged, first.checksum, strict=True)] == [True, False, True, True]
+    assert [changed == checksum for changed, checksum in zip(nudged, first.checksum, strict=True)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_what_ddp_ignores_is_not_compared(layers: Layers, alone: None) -> None:
@@ -754,7 +765,7 @@ def test_a_sharded_model_is_looked_at_without_gathering_it(layers: Layers, two_r
     assert layers.by_name("parameters") == {"0": 18 * FLOAT, "2": 5 * FLOAT}
     assert layers.by_name("gradients") == {"0": 18 * FLOAT, "2": 5 * FLOAT}
     assert layers.by_name("checksum") == {}
-    shard = torch.cat([one.to_local().flatten() for one in model[0].parameters()])
+    shard = torch.cat([parameter.to_local().flatten() for parameter in model[0].parameters()])
     assert layers.by_name("weight_norm")["0"] == pytest.approx(shard.norm().item(), rel=1e-3)
 
 
@@ -787,7 +798,7 @@ def test_nothing_remains_on_the_model_or_in_torch(layers: Layers) -> None:
     assert not modules._has_any_global_hook()
     assert [len(one._forward_hooks) for one in model] == [2, 0, 0]
     assert [len(one._forward_pre_hooks) for one in model] == [1, 0, 0]
-    assert all(one._backward_hooks is None for one in model.parameters())
+    assert all(parameter._backward_hooks is None for parameter in model.parameters())
     for one in model:
         one._forward_hooks.clear()
         one._forward_pre_hooks.clear()
@@ -802,7 +813,7 @@ def losses(mode: str, make: Callable[[], Any]) -> list[float]:
     recorder = make()
     os.environ[ENV_LAYERS] = mode
     watch = guard.ImportWatch()
-    instrumentation = bootstrap.Instrumentation(recorder, torch, watch)
+    instrumentation = Instrumentation(recorder, torch, watch)
     found = []
     for _ in range(8):
         optimizer.zero_grad()
@@ -1045,6 +1056,26 @@ def test_samples_that_take_long_are_taken_less_often() -> None:
     assert len(dear) < len(cheap) / 3
 
 
+@pytest.mark.parametrize("cost_ms", [5.0, 50.0, 500.0])
+@pytest.mark.parametrize("until_s", [60.0, 3600.0])
+def test_samples_take_a_500th_of_the_time(cost_ms: float, until_s: float) -> None:
+    steps = sampled_steps(50.0, until_s, FakeClock(), cost_ms=cost_ms)
+    assert steps[:6] == [11, 37, 137, 237, 337, 437], "what is wrong from the beginning is known soon"
+    assert (len(steps) - 7) * cost_ms <= 0.002 * until_s * 1e3
+    if until_s > 60.0 and cost_ms > 5.0:
+        assert (len(steps) - 5) * cost_ms >= 0.4 * 0.002 * until_s * 1e3, "far fewer than could be taken"
+
+
+def test_a_sample_costs_what_its_step_takes_longer() -> None:
+    clock = FakeClock()
+    schedule = Schedule(every_step=False, now=clock)
+    assert schedule.usual_ns(clock.now_ns, 11) == 0
+    clock.now_ns += 600_000_000
+    schedule.sampled(11, 1_000_000)
+    assert schedule.usual_ns(clock.now_ns + 25 * 50_000_000, 37) == 50_000_000
+    assert schedule.usual_ns(clock.now_ns + 3 * 50_000_000, 15) == 0
+
+
 def test_ranks_of_different_speed_have_steps_in_common() -> None:
     fast, slow = (set(sampled_steps(ms, 120.0, FakeClock())) for ms in (5.0, 6.5))
     assert len(fast & slow) > 10
@@ -1088,12 +1119,12 @@ def test_a_graph_capture_ends_the_look(layers: Layers) -> None:
 
 
 def test_watch_names_the_model_and_what_to_look_at(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "_recorder", layers.recording.recorder)
+    monkeypatch.setattr(bootstrap, "current", lambda: layers.recording.recorder)
     model = nn.Sequential(two_layers(), nn.Linear(2, 2))
     stepscope.watch(model[0], activations=False, gradients=False)
     train(model, 3)
     tree, sample = layers.last()
-    assert [one.name for one in tree.modules] == ["", "0", "1", "2"]
+    assert [module.name for module in tree.modules] == ["", "0", "1", "2"]
     assert layers.by_name("activations") == {}
     assert layers.by_name("grad_norm") == {}
     assert sample.backward_us == (None,) * 4
@@ -1105,11 +1136,11 @@ def test_the_wrapper_of_a_watched_model_says_that_it_is_replicated(layers: Layer
     layers.sampler.watch(model, activations=True, gradients=True)
     train(DistributedDataParallel(model), 4)
     assert layers.last()[0].replicated
-    assert [one.name for one in layers.last()[0].modules] == ["", "0", "1", "2"]
+    assert [module.name for module in layers.last()[0].modules] == ["", "0", "1", "2"]
 
 
 def test_watch_does_nothing_when_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "_recorder", None)
+    monkeypatch.setattr(bootstrap, "current", lambda: None)
     stepscope.watch(object())
 
 
@@ -1158,7 +1189,7 @@ class DeviceTorch:
         self.cuda.current_stream = lambda device: f"stream of {device}"
 
     def stack(self, tensors: list[DeviceTensor]) -> DeviceTensor:
-        return DeviceTensor([one.numbers[0] for one in tensors], 1)
+        return DeviceTensor([tensor.numbers[0] for tensor in tensors], 1)
 
     def empty(self, size: int, *, dtype: str, pin_memory: bool) -> Any:
         assert pin_memory
@@ -1251,17 +1282,17 @@ def test_marks_on_a_stream_use_their_events_again(monkeypatch: pytest.MonkeyPatc
 
 def test_layers_on_several_gpus_have_no_times_of_one_stream() -> None:
     assert not sampled_step._on_one_gpu([ModuleTree(two_layers(), compiled=False)])
-    one = ModuleTree(two_layers(), compiled=False)
+    module_tree = ModuleTree(two_layers(), compiled=False)
     places = ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
 
     class Elsewhere:
         def __init__(self, place: str) -> None:
             self.device = torch.device(place)
 
-    one.parameters = lambda: iter([(0, Elsewhere(place)) for place in places])  # type: ignore[method-assign]
-    assert not sampled_step._on_one_gpu([one])
+    module_tree.parameters = lambda: iter([(0, Elsewhere(place)) for place in places])  # type: ignore[method-assign]
+    assert not sampled_step._on_one_gpu([module_tree])
     del places[2:]
-    assert sampled_step._on_one_gpu([one])
+    assert sampled_step._on_one_gpu([module_tree])
 
 
 def test_samples_on_their_way_are_written_later_and_are_not_too_many(
@@ -1314,8 +1345,8 @@ def test_a_job_of_two_ranks_ends_up_in_the_run(
     layers = open_run(done.run_dir).layers
     (model,) = layers.models.values()
     assert model.replicated
-    assert [one.name for one in model.modules] == ["", "0", "1", "2"]
-    by_rank = {rank: {one.step: one for one in layers.samples if one.rank == rank} for rank in range(2)}
+    assert [module.name for module in model.modules] == ["", "0", "1", "2"]
+    by_rank = {rank: {sample.step: sample for sample in layers.samples if sample.rank == rank} for rank in range(2)}
     assert set(by_rank[0]) == set(by_rank[1]) == set(range(1, 10))
     differing = {
         step: [model.modules[at].name for at in range(4) if one.checksum[at] != by_rank[1][step].checksum[at]]

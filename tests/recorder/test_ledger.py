@@ -157,12 +157,12 @@ def test_another_thread_books_nothing(stream: RingStream) -> None:
 
 
 def test_nobody_is_let_in_before_recording_begins(tmp_path: Path) -> None:
-    asked: list[int] = []
+    requests: list[int] = []
     clock = FakeClock()
-    ledger = Ledger(clock, lambda phase: bool(asked.append(phase)))
+    ledger = Ledger(clock, lambda phase: bool(requests.append(phase)))
     assert ledger.enter(FORWARD) == NOT_NOW
     assert ledger.timed(lambda x: x + 1, INPUT)(1) == 2
-    assert asked == [FORWARD, INPUT]
+    assert requests == [FORWARD, INPUT]
     ring = RingWriter(tmp_path / "1.ring", RankIdentity(host="", pid=1), capacity=MIN_CAPACITY)
     ledger.open(ring)
     assert ledger.enter(FORWARD) == OTHER

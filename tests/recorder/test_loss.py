@@ -125,7 +125,7 @@ def test_a_norm_that_the_script_computed_itself(recording: Recording) -> None:
     model = two_layers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(X).sum().backward()
-    norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters()])
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
     optimizer.step()
     assert end(recording)[0]["grad_norm"] == rounded(float(norm))[0]

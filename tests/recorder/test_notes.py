@@ -54,9 +54,11 @@ def test_every_value_is_valid_json(monkeypatch: pytest.MonkeyPatch, value: Any, 
 class Recorded:
     def __init__(self) -> None:
         self.texts: list[bytes] = []
+        self.of_ended: list[bool] = []
 
-    def note(self, text: bytes) -> None:
+    def note(self, text: bytes, *, ended: bool = False) -> None:
         self.texts.append(text)
+        self.of_ended.append(ended)
 
     def taken(self) -> dict[str, Any]:
         found = {name: value for text in self.texts for name, value in json.loads(text).items()}
@@ -112,6 +114,7 @@ def test_what_a_framework_logs_is_noted(loggers: tuple[Recorded, dict[str, Any]]
     for odd in ([1, 2], None, {}):
         getattr(owner, method)(odd)
     assert recorded.taken() == {}
+    assert set(recorded.of_ended) == {name.startswith(("transformers", "lightning", "pytorch_lightning"))}
 
 
 def test_what_a_script_writes_to_tensorboard_is_noted(loggers: tuple[Recorded, dict[str, Any]]) -> None:

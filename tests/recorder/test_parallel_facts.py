@@ -236,6 +236,7 @@ class Branching(nn.Module):
         return y if self._calls in self._skips else self.second(y)
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("skips", "unused"), [((), "none"), (range(1000), "same"), ((60,), "varying"), ((1,), "varying")], ids=str

@@ -316,7 +316,7 @@ class Iterator:
 
 
 @pytest.mark.parametrize(
-    ("module", "method", "kept"),
+    ("module", "method", "stored"),
     [
         ("torch.utils.data.dataloader", "__init__", True),
         ("torchdata.stateful_dataloader.stateful_dataloader", "__init__", True),
@@ -325,7 +325,7 @@ class Iterator:
     ],
 )
 def test_only_a_fork_that_starts_a_dataloader_worker_keeps_the_fourth(
-    ring: RingWriter, offer: StackOffer, module: str, method: str, kept: bool
+    ring: RingWriter, offer: StackOffer, module: str, method: str, stored: bool
 ) -> None:
     names: dict[str, Any] = {"__name__": module}
     exec(WORKER_START, names)
@@ -346,8 +346,8 @@ def test_only_a_fork_that_starts_a_dataloader_worker_keeps_the_fourth(
         ours.clear()
     assert iterator.process.exitcode == 0
     lines = written(ring, ".workers")
-    assert ("in test_only_a_fork_that_starts" in "".join(lines)) == kept
-    assert bool(lines) == kept
+    assert ("in test_only_a_fork_that_starts" in "".join(lines)) == stored
+    assert bool(lines) == stored
     assert offered(ring) == (FIRST, SECOND, THIRD, FOURTH)
 
 

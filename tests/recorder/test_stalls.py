@@ -17,17 +17,17 @@ class Timer:
     """In place of the device's timer: what it was told, in order."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def mark(self, ended: int, begun: int) -> None:
-        self.told.append(f"mark {ended} {begun}")
+        self.reported.append(f"mark {ended} {begun}")
 
     def stall_begins(self, phase: int) -> bool:
-        self.told.append(f"stall in {phase}")
+        self.reported.append(f"stall in {phase}")
         return True
 
     def stall_ends(self) -> None:
-        self.told.append("stall ends")
+        self.reported.append("stall ends")
 
 
 def train(recording: Any, model: Any, steps: int = 4) -> None:
@@ -46,7 +46,7 @@ def test_the_end_of_the_gradients_is_told_before_the_reducer_waits(recording: An
     timer = Timer()
 
     def exchange(state, bucket):  # type: ignore[no-untyped-def]  # DDP wants annotations of its own, or none
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: timer.told.append("the reducer waits"))
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: timer.reported.append("the reducer waits"))
         done: Any = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
@@ -54,15 +54,15 @@ def test_the_end_of_the_gradients_is_told_before_the_reducer_waits(recording: An
     ddp.register_comm_hook(None, exchange)
     train(recording, ddp)
     recording.recorder.ledger.device = timer
-    timer.told.clear()
+    timer.reported.clear()
     ddp(torch.ones(2, 3)).sum().backward()
     hook = recording.recorder.slot_of(COMM_HOOK_PHASE)
     around_hook = (f"mark {BACKWARD} {hook}", f"mark {hook} {BACKWARD}")
-    told = [word for word in timer.told if word not in around_hook]
-    assert told[:3] == [f"mark {OTHER} {FORWARD}", f"mark {FORWARD} {OTHER}", f"mark {OTHER} {BACKWARD}"]
-    assert told[3] == f"stall in {BACKWARD}"
-    assert set(told[4:-1]) == {"the reducer waits"}
-    assert told[-1] == f"mark {BACKWARD} {OTHER}"
+    words = [word for word in timer.reported if word not in around_hook]
+    assert words[:3] == [f"mark {OTHER} {FORWARD}", f"mark {FORWARD} {OTHER}", f"mark {OTHER} {BACKWARD}"]
+    assert words[3] == f"stall in {BACKWARD}"
+    assert set(words[4:-1]) == {"the reducer waits"}
+    assert words[-1] == f"mark {BACKWARD} {OTHER}"
 
 
 def test_buffers_that_ddp_broadcasts_before_forward_are_communication(recording: Any, alone: None) -> None:
@@ -72,7 +72,7 @@ def test_buffers_that_ddp_broadcasts_before_forward_are_communication(recording:
     recording.recorder.ledger.device = timer = Timer()
     ddp(torch.ones(2, 3))
     entered = [f"mark {OTHER} {FORWARD}", f"mark {FORWARD} {COMM}", f"mark {COMM} {FORWARD}", f"mark {FORWARD} {OTHER}"]
-    assert timer.told == entered
+    assert timer.reported == entered
 
 
 def test_an_output_of_any_form_will_do_and_gradients_are_the_same(recording: Any, alone: None) -> None:
@@ -94,7 +94,7 @@ def test_an_output_of_any_form_will_do_and_gradients_are_the_same(recording: Any
     recording.recorder.ledger.phase = BACKWARD  # as it is inside of one
     ddp(torch.ones(2, 3))["more"][1][0].sum().backward()
     recording.recorder.ledger.phase = OTHER
-    assert f"stall in {BACKWARD}" in timer.told
+    assert f"stall in {BACKWARD}" in timer.reported
     assert torch.equal(ddp.module.layer.weight.grad, bare)
 
 
@@ -117,7 +117,7 @@ class Event:
         self._timer = timer
 
     def wait(self, stream: Stream) -> None:
-        self._timer.told.append("the stream waits")
+        self._timer.reported.append("the stream waits")
 
 
 def call_from(module: str, wait: Any, stream: Any, event: Any) -> None:
@@ -127,7 +127,7 @@ def call_from(module: str, wait: Any, stream: Any, event: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "raw", "told"),
+    ("module", "raw", "messages"),
     [
         ("torch.distributed.fsdp._fully_shard._fsdp_collectives", 7, ["stall in 0", "the stream waits", "stall ends"]),
         ("torch.distributed.fsdp._runtime_utils", 8, ["the stream waits"]),  # not the stream that computes
@@ -135,19 +135,19 @@ def call_from(module: str, wait: Any, stream: Any, event: Any) -> None:
     ],
 )
 def test_only_what_fsdp_waits_for_is_a_stall(
-    recording: Any, monkeypatch: pytest.MonkeyPatch, module: str, raw: int, told: list[str]
+    recording: Any, monkeypatch: pytest.MonkeyPatch, module: str, raw: int, messages: list[str]
 ) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: raw, raising=False)
     timer = Timer()
     recording.recorder.ledger.device, recording.recorder.ledger.thread = timer, threading.get_ident()
     call_from(module, torch.cuda.Stream.wait_event, Stream(), Event(timer))
-    assert timer.told == told
+    assert timer.reported == messages
 
 
 def test_in_other_steps_the_stream_just_waits(recording: Any) -> None:
     timer = Timer()
     call_from("torch.distributed.fsdp", torch.cuda.Stream.wait_event, Stream(), Event(timer))
-    assert timer.told == ["the stream waits"]
+    assert timer.reported == ["the stream waits"]
 
 
 def test_a_stream_that_waits_on_another_thread_is_none_of_ours(recording: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_stream_that_waits_on_another_thread_is_none_of_ours(recording: Any, m
     thread = threading.Thread(target=call_from, args=("torch.distributed.fsdp", *waiting))
     thread.start()
     thread.join()
-    assert timer.told == ["the stream waits"]
+    assert timer.reported == ["the stream waits"]
 
 
 def test_a_timer_that_is_taken_away_meanwhile_hurts_nobody(recording: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_a_timer_that_is_taken_away_meanwhile_hurts_nobody(recording: Any, monke
 
     ledger.device, ledger.thread = timer, threading.get_ident()
     call_from("torch.distributed.fsdp", torch.cuda.Stream.wait_event, Stream(), Ends(timer))
-    assert timer.told == ["stall in 0", "stall ends"]
+    assert timer.reported == ["stall in 0", "stall ends"]
 
 
 def test_c_may_call_it_with_nobody_above(recording: Any) -> None:
@@ -186,7 +186,7 @@ def test_c_may_call_it_with_nobody_above(recording: Any) -> None:
 
     _thread.start_new_thread(torch.cuda.Stream.wait_event, (Stream(), Waited(timer)))
     assert done.wait(60)
-    assert timer.told == ["the stream waits"]
+    assert timer.reported == ["the stream waits"]
 
 
 def test_a_model_that_returns_a_million_numbers_is_not_searched(recording: Any, alone: None) -> None:
@@ -212,7 +212,7 @@ def test_a_model_that_returns_a_million_numbers_is_not_searched(recording: Any, 
     output["y"].sum().backward()
     recording.recorder.ledger.phase = OTHER
     assert searched <= 16 + 1000  # DDP itself walks over it once
-    assert f"stall in {BACKWARD}" in timer.told
+    assert f"stall in {BACKWARD}" in timer.reported
 
 
 def test_the_reducer_in_python_is_left_alone(recording: Any, alone: None) -> None:
@@ -225,4 +225,4 @@ def test_the_reducer_in_python_is_left_alone(recording: Any, alone: None) -> Non
     recording.recorder.ledger.phase = BACKWARD
     output.sum().backward()
     recording.recorder.ledger.phase = OTHER
-    assert [word for word in timer.told if word.startswith("stall")] == []
+    assert [word for word in timer.reported if word.startswith("stall")] == []

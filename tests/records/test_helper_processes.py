@@ -28,6 +28,7 @@ def started(folder: Path, environ: dict[str, str]) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("path", [None, "", os.pathsep, f".{os.pathsep}./", "HERE", f"HERE{os.pathsep}"])
 def test_files_in_the_working_directory_do_not_run(planted: Path, path: str | None) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

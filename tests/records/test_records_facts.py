@@ -38,6 +38,8 @@ RIGHT: dict[str, Any] = {
     "cudnn_benchmark": False,
     "tf32": True,
     "floors": {"step": [0, 50], "host": [10, 20], "device": [1, 2], "epochs": 3, "epoch_steps": [0, 20, 40]},
+    "progress": {"by": "transformers", "numbers": [[0, 501], [40, 1]], "epochs": [[0, 12]]},
+    "evaluations": [{"name": "eval_long", "count": 3, "ms": 1250.5, "after": 60}],
 }
 
 
@@ -59,11 +61,14 @@ def test_what_is_right_stays() -> None:
         *[("model", {"class": value}) for value in ("", "x" * 121, 3, ["Net"])],
         *[("loader", value) for value in (3, [], None, {}, {"num_workers": True}, {"pin_memory": 1})],
         ("gc", {"enabled": 1, "thresholds": 3}),
+        *[("progress", value) for value in ({"numbers": [[0]]}, {"epochs": [[0, -1]]}, [[0, 1]])],
+        *[("evaluations", [{"name": "eval", "count": 1, "ms": value, "after": 0}]) for value in (-1, None, "2")],
+        *[("evaluations", value) for value in ([{"name": "eval"}], {"name": "eval"}, [None])],
     ],
     ids=str,
 )
 def test_what_is_wrong_goes(key: str, value: Any) -> None:
-    assert checked_facts({**RIGHT, key: value}) == {name: one for name, one in RIGHT.items() if name != key}
+    assert checked_facts({**RIGHT, key: value}) == {name: right for name, right in RIGHT.items() if name != key}
 
 
 JSON = st.recursive(

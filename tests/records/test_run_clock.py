@@ -55,11 +55,13 @@ def test_without_a_run_s_clock_it_is_the_time_of_day(
 
 
 @pytest.mark.parametrize(
-    ("said", "ahead_ns"),
+    ("message", "ahead_ns"),
     [("this:12", 12), *((bad, None) for bad in ("", "12", ":12", "this:", "this:-5", "this:1e9", f"this:{'9' * 30}"))],
 )
-def test_a_rank_takes_it_from_its_environment(monkeypatch: pytest.MonkeyPatch, said: str, ahead_ns: int | None) -> None:
-    monkeypatch.setenv(ENV_CLOCK, said)
+def test_a_rank_takes_it_from_its_environment(
+    monkeypatch: pytest.MonkeyPatch, message: str, ahead_ns: int | None
+) -> None:
+    monkeypatch.setenv(ENV_CLOCK, message)
     monkeypatch.setattr(time, "monotonic_ns", lambda: 100)
     monkeypatch.setattr(time, "time_ns", lambda: 7)
     run_clock.follow_environment()

@@ -14,6 +14,7 @@ from stepscope.traces.device.work import Temporal
 from stepscope.traces.model.columns import TraceMeta
 from stepscope.traces.model.tables import Table, table_of
 from stepscope.traces.model.window import Step
+from stepscope.traces.phases import PhaseRow, Phases
 
 MS = 1_000_000
 EVIL = "</style><script>alert(1)</script>\x1b[31m&"
@@ -147,6 +148,25 @@ def findings(ranks: int) -> tuple[Finding, ...]:
     )
 
 
+def phases_of_rank(rank: int, steps: tuple[Step, ...]) -> Phases:
+    """A third of them forward; the last rank waits most."""
+    rows = []
+    for step in steps:
+        wall_ns = step.end_ns - step.start_ns
+        host = (MS, wall_ns // 3, 6 * MS, MS, rank * MS // 16)
+        device = (0, 4 * MS, 8 * MS, MS, rank * MS // 16, 0)
+        row = PhaseRow(
+            step=step.number,
+            wall_ns=wall_ns,
+            host_ns=(*host, wall_ns - sum(host)),
+            device_span_ns=sum(device) + 2 * MS,
+            device_ns=device,
+            device_idle_ns=2 * MS,
+        )
+        rows.append(row)
+    return Phases(sources=("ranges", "operators"), rows=tuple(rows))
+
+
 def rank_analysis(rank: int, ranks: int, steps: int) -> SimpleNamespace:
     own = steps_of_rank(steps)
     return SimpleNamespace(
@@ -174,6 +194,7 @@ def rank_analysis(rank: int, ranks: int, steps: int) -> SimpleNamespace:
         device={},
         host={},
         path=path_of_rank(own),
+        phases=phases_of_rank(rank, own),
         tables={table.name: table for table in tables_of_rank(rank, own)},
     )
 

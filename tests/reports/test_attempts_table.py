@@ -32,7 +32,7 @@ def stopped(ranks: list[RankSeries], state: Any = "vanished") -> list[RankSeries
 
 
 def run_of(*attempts: list[RankSeries], **more: Any) -> RunData:
-    return RunData(name="x", path="runs/x", meta={}, ranks=tuple(s for one in attempts for s in one), **more)
+    return RunData(name="x", path="runs/x", meta={}, ranks=tuple(rank for ranks in attempts for rank in ranks), **more)
 
 
 def ends(*attempts: list[RankSeries]) -> list[str | None]:
@@ -77,14 +77,14 @@ def test_a_node_that_was_lost() -> None:
 
 
 def test_the_last_attempt_may_still_run() -> None:
-    running = [replace(one, state="running", ended_wall_ns=None) for one in attempt(1, "ab", at_s=50)]
+    running = [replace(rank, state="running", ended_wall_ns=None) for rank in attempt(1, "ab", at_s=50)]
     table = attempts_table(run_of(stopped(attempt(0, "ab", at_s=1)), running))
     assert table[0]["end"] == "all 2 ranks vanished (in step 30)"
     assert (table[1]["end"], table[1]["ended_wall_ns"], table[1]["seconds"]) == (None, None, None)
 
 
 def test_an_attempt_without_a_step() -> None:
-    second = [replace(one, steps=one.steps.part(slice(0))) for one in attempt(1, "ab", at_s=50)]
+    second = [replace(rank, steps=rank.steps.part(slice(0))) for rank in attempt(1, "ab", at_s=50)]
     table = attempts_table(run_of(stopped(attempt(0, "ab", at_s=1)), second))
     assert (table[0]["pause_s"], table[1]["first_step"]) == (None, None)
     assert [text.split(";")[0] for _, text in attempt_items(table)] == [
@@ -109,8 +109,8 @@ def _work_for(restarts: int) -> int:
         began_ns, ended_ns = number * S, number * S + S // 2
         times = {"anchor_wall_ns": began_ns, "ended_wall_ns": ended_ns}
         ranks.append(replace(series, identity=identity, state="exception", **times))
-        said = {"rank": 0, "type": "ValueError", "message": "again", "traceback": ""}
-        errors.append(RankError(pid=1000 + number, wall_ns=ended_ns, **said))
+        document = {"rank": 0, "type": "ValueError", "message": "again", "traceback": ""}
+        errors.append(RankError(pid=1000 + number, wall_ns=ended_ns, **document))
     run = run_of(ranks, errors=tuple(errors))
     calls = 0
 

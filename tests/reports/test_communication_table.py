@@ -100,7 +100,7 @@ def test_on_nccl_several_exchanges_have_their_times_and_their_speed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured", "said"),
+    ("measured", "message"),
     [
         (None, ""),
         ((230, 230, 0, 0), "in 230 of 230 steps."),
@@ -111,9 +111,9 @@ def test_on_nccl_several_exchanges_have_their_times_and_their_speed() -> None:
         ),
     ],
 )
-def test_how_it_was_measured(measured: tuple[int, int, int, int] | None, said: str) -> None:
+def test_how_it_was_measured(measured: tuple[int, int, int, int] | None, message: str) -> None:
     names = ("steps", "of", "missed", "last_unread")
     table = {"groups": [], "measured": dict(zip(names, measured, strict=True)) if measured else None}
     assert measured_text(table) == (
-        f"Communication measured on the device (NCCL's Flight Recorder) {said}" if said else ""
+        f"Communication measured on the device (NCCL's Flight Recorder) {message}" if message else ""
     )

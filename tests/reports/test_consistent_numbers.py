@@ -23,6 +23,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.seeds
 @pytest.mark.parametrize("fault", FAULTS)
 def test_simulated_jobs(fault: str) -> None:
@@ -33,6 +34,7 @@ def test_simulated_jobs(fault: str) -> None:
             assert contradictions(summary, render_text(summary)) == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("path", RECORDED[::4], ids=lambda path: path.parent.name)
 def test_recorded_jobs(path: Path) -> None:
     summary = summarize(open_run(path.parent))

@@ -43,15 +43,15 @@ def test_children_and_own_bytes_add_up_to_the_module() -> None:
     rows = shown["modules"]
     assert len(rows) == shown["modules_total"] == 125
     for at, row in enumerate(rows):
-        inside = [one for one in rows if one["parent"] == at]
+        inside = [row for row in rows if row["parent"] == at]
         for kind in MEMORY_KINDS:
             own = row["own_bytes"].get(kind, 0)
-            assert row["bytes"].get(kind, 0) == own + sum(one["bytes"].get(kind, 0) for one in inside)
+            assert row["bytes"].get(kind, 0) == own + sum(row["bytes"].get(kind, 0) for row in inside)
         assert row["total_bytes"] == sum(row["bytes"].values())
-        own_us = row["own_forward_us"] + sum(one["forward_us"] for one in inside)
+        own_us = row["own_forward_us"] + sum(row["forward_us"] for row in inside)
         assert row["forward_us"] == pytest.approx(own_us, rel=1e-6)
         assert row["backward_us"] == pytest.approx(
-            row["own_backward_us"] + sum(one["backward_us"] for one in inside), rel=1e-6
+            row["own_backward_us"] + sum(row["backward_us"] for row in inside), rel=1e-6
         )
     assert shown["total_bytes"] == rows[0]["total_bytes"] == sum(kind["bytes"] for kind in shown["kinds"])
     assert shown["timeline"]["total_bytes"][-1] == shown["total_bytes"]
@@ -230,25 +230,25 @@ def test_the_smallest_modules_are_left_out_and_still_counted() -> None:
 def test_the_allocators_peak_is_compared_with_that_of_the_step() -> None:
     memory = {"parameters": [0, 4 << 20, 0, 0], "activations": [0, 0, 0, 8 << 20]}
 
-    def said(most: int, peak: int | None) -> tuple[int | None, str]:
+    def peak_text(most: int, peak: int | None) -> tuple[int | None, str]:
         peaks = {} if peak is None else {"backward": [peak << 20, 1]}
         device = document(tiny(memory=memory, peaks=peaks, device_peak=most << 20))["device"]
         return device["peak_rest_bytes"], device["text"]
 
-    assert said(100, 98) == (
+    assert peak_text(100, 98) == (
         2 << 20,
         "100 MiB at most up to this step (the step's peak explains 98%; 2.0 MiB is not accounted for)",
     )
     elsewhere = "the other 50 MiB were in use at another time, or outside of the layers"
-    assert said(100, 50) == (
+    assert peak_text(100, 50) == (
         50 << 20,
         f"100 MiB at most up to this step (the step's peak explains 50%; {elsewhere})",
     )
-    assert said(9, 12) == (
+    assert peak_text(9, 12) == (
         -(3 << 20),
         "9.0 MiB at most up to this step (the step's peak, as it is added up, is 3.0 MiB more)",
     )
-    assert said(9, None) == (None, "9.0 MiB at most up to this step")
+    assert peak_text(9, None) == (None, "9.0 MiB at most up to this step")
 
 
 def test_device_times_have_those_of_the_host_beside_them() -> None:
@@ -292,9 +292,9 @@ def test_what_is_not_seen() -> None:
 
 
 def test_a_timeline_of_many_samples_is_thinned() -> None:
-    one = layer_records(ranks=1, samples=1)
-    samples = tuple(replace(one.samples[0], step=step) for step in range(1203))
-    shown = document(LayerRecords(models=one.models, samples=samples))
+    records = layer_records(ranks=1, samples=1)
+    samples = tuple(replace(records.samples[0], step=step) for step in range(1203))
+    shown = document(LayerRecords(models=records.models, samples=samples))
     steps = shown["timeline"]["step"]
     assert len(steps) == 401
     assert (steps[-1], shown["samples"], shown["steps"]) == (1202, 1203, steps)
@@ -330,31 +330,31 @@ def test_the_peak_names_its_phase_and_its_module() -> None:
     lines = list(layer_lines(ranks=1, samples=2))
     at = [row[0] for row in next(line for line in lines if line["kind"] == "model")["modules"]].index("layers.7.mlp")
     peaks = {"forward": [3 << 30, 0], "backward": [5 << 30, at], "optimizer": [2 << 30, None]}
-    told = {"peaks": peaks, "peak_source": "allocator"}
-    records, bad = read_layers([line if line["kind"] == "model" else {**line, **told} for line in lines])
+    peak_fields = {"peaks": peaks, "peak_source": "allocator"}
+    records, bad = read_layers([line if line["kind"] == "model" else {**line, **peak_fields} for line in lines])
     assert bad == 0
     shown = document(records)
     peak = shown["peak"]
     assert (peak["bytes"], peak["phase"], peak["module"]) == (5 << 30, "backward", "layers.7.mlp")
     assert "source" not in peak  # older recorders wrote where it was from
     assert peak["text"] == "5.0 GiB in backward of layers.7.mlp (forward 3.0 GiB, optimizer 2.0 GiB)"
-    assert [one["module"] for one in peak["phases"]] == ["GPT", "layers.7.mlp", None]
+    assert [phase["module"] for phase in peak["phases"]] == ["GPT", "layers.7.mlp", None]
     assert shown["timeline"]["peak_bytes"] == [5 << 30] * 2
     assert shown["timeline"]["peak_phase"] == ["backward"] * 2
     assert f"  peak             {peak['text']}\n" in render_layers(shown, width=110)
-    again, _ = read_layers([json.loads(json.dumps(line)) for line in records_as_lines(records)])
-    assert [one.peaks for one in again.samples] == [one.peaks for one in records.samples]
+    repeated, _ = read_layers([json.loads(json.dumps(line)) for line in records_as_lines(records)])
+    assert [sample.peaks for sample in repeated.samples] == [sample.peaks for sample in records.samples]
 
 
 def test_a_peak_that_is_at_no_layer_says_so() -> None:
-    def said(**about: Any) -> str:
+    def place_text(**about: Any) -> str:
         peaks = {"backward": [3 << 20, None], "optimizer": [2 << 20, None]}
         lines = [{**line, "peaks": peaks, **about} for line in layer_lines(ranks=1, samples=1)]
         text: str = document(read_layers(lines)[0])["peak"]["text"]
         return text
 
-    assert said() == "3.0 MiB in backward, outside of the layers (optimizer 2.0 MiB)"
-    assert said(compiled=True) == "3.0 MiB in backward (optimizer 2.0 MiB)"  # where it was is not known
+    assert place_text() == "3.0 MiB in backward, outside of the layers (optimizer 2.0 MiB)"
+    assert place_text(compiled=True) == "3.0 MiB in backward (optimizer 2.0 MiB)"  # where it was is not known
 
 
 def test_without_peaks_there_are_none() -> None:

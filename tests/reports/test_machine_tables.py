@@ -132,8 +132,10 @@ def test_a_node_whose_clock_is_off_goes_by_its_own() -> None:
 
 def test_of_several_attempts_the_last_one_counts() -> None:
     first = cluster(attempt=0).series()
-    again = [replace(one, anchor_wall_ns=ANCHOR_WALL_NS + 60 * 10**9) for one in cluster(attempt=1).series()]
-    run = replace(cluster().run(), ranks=(*first, *again))
+    repeated = [
+        replace(rank_series, anchor_wall_ns=ANCHOR_WALL_NS + 60 * 10**9) for rank_series in cluster(attempt=1).series()
+    ]
+    run = replace(cluster().run(), ranks=(*first, *repeated))
     lines = [gpu(at, util_percent=20, power_w=200.0) for at in range(-5, 60)]
     lines += [{**line, "wall_ns": line["wall_ns"] + 60 * 10**9} for line in at_work(range(15), 10.9)]
     (row,) = summarize(with_lines(run, lines))["host"]["gpus"]

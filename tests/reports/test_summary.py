@@ -19,12 +19,13 @@ from stepscope.records.hang import HangRecord
 from stepscope.records.identity import FACTS_FORM
 from stepscope.records.series import RankError, RunData
 from stepscope.reports import render_text, summarize
-from stepscope.reports.finding_text import KINDS, finding_price
+from stepscope.reports.finding_text import KINDS, finding_document, finding_price
 from stepscope.reports.summary import status_of
 
 KEYS = [
     *("schema", "run", "status", "status_text", "status_severity", "exit_code", "world_size", "ranks"),
-    *("time_account", "steps", "step_time", "throughput", "clock", "phases"),
+    *("time_account", "goodput", "attempt_ends", "advice_after_failure"),
+    *("steps", "step_time", "throughput", "clock", "phases"),
     *("communication", "memory", "host"),
     *(
         "facts",
@@ -38,6 +39,7 @@ KEYS = [
         "hangs",
         "attempts",
         "nodes",
+        "history",
         "withdrawn",
         "notices",
     ),
@@ -72,9 +74,12 @@ def test_ranks_that_do_not_wait_for_one_another_have_one_step_time() -> None:
 
 def test_sampled_steps_do_not_count_in_percentiles_and_maxima() -> None:
     sampled = tuple(range(10, 100, 10))
-    looks = tuple(slow_at(rank, "forward", 60.0, range(step, step + 1)) for step in sampled for rank in range(2))
-    plain, with_looks = Cluster(ranks=2, steps=100), Cluster(ranks=2, steps=100, faults=looks, sampled_steps=sampled)
-    before, after = (summarize(cluster.run())["step_time"] for cluster in (plain, with_looks))
+    cost = tuple(slow_at(rank, "forward", 60.0, range(step, step + 1)) for step in sampled for rank in range(2))
+    plain, with_sampling = (
+        Cluster(ranks=2, steps=100),
+        Cluster(ranks=2, steps=100, faults=cost, sampled_steps=sampled),
+    )
+    before, after = (summarize(cluster.run())["step_time"] for cluster in (plain, with_sampling))
     assert after["max_ms"] < 60 < before["max_ms"] + 60
     assert after["max_step"] not in sampled
     assert (after["p90_ms"], after["p99_ms"]) == pytest.approx((before["p90_ms"], before["p99_ms"]), rel=0.02)
@@ -173,19 +178,19 @@ def test_every_run_has_the_whole_document(name: str) -> None:
 
 def with_facts(*facts: dict[str, Any]) -> RunData:
     run = Cluster(ranks=len(facts)).run()
-    return replace(run, ranks=tuple(replace(one, facts=said) for one, said in zip(run.ranks, facts, strict=True)))
+    return replace(run, ranks=tuple(replace(rank, facts=fact) for rank, fact in zip(run.ranks, facts, strict=True)))
 
 
 def test_facts_are_those_of_the_lowest_rank_that_has_any() -> None:
     loader = {"num_workers": 2, "prefetch_factor": None, "length": 10, "set_epoch_missing": True}
     other = {"num_workers": 4, "prefetch_factor": 2, "length": 9, "set_epoch_missing": False}
-    said = {"loader": loader, "threads": 8, "ddp": {"gradient_mb": 4.0, "static_graph": True}}
+    document = {"loader": loader, "threads": 8, "ddp": {"gradient_mb": 4.0, "static_graph": True}}
     rest = {"loader": other, "threads": 1, "ddp": {"gradient_mb": 3.0, "static_graph": True}, "mesh": {"names": []}}
-    summary = summarize(with_facts({}, said, rest, {"threads": 8}))
-    assert summary["facts"] == said
+    summary = summarize(with_facts({}, document, rest, {"threads": 8}))
+    assert summary["facts"] == document
     assert summary["facts_differ"] == ["loader.num_workers", "loader.prefetch_factor", "threads"]
-    alike = summarize(with_facts(said, said, {}))
-    assert (alike["facts"], alike["facts_differ"]) == (said, [])
+    alike = summarize(with_facts(document, document, {}))
+    assert (alike["facts"], alike["facts_differ"]) == (document, [])
     assert (summarize(with_facts({}))["facts"], summarize(with_facts({}))["facts_differ"]) == ({}, [])
 
 
@@ -201,8 +206,8 @@ def test_facts_are_those_of_the_lowest_rank_that_has_any() -> None:
 def test_which_steps_of_the_training_they_are_after_a_resume(by: str, whose: str) -> None:
     summary = summarize(with_facts({"global_step": {"by": by, "first": 500}}))
     first, last = summary["steps"]["first"], summary["ranks"][0]["last_step"]
-    told = f"resumed steps {first}–{last} here are global steps {500 + first}–{500 + last}{whose} "
-    assert told in " ".join(render_text(summary).split())
+    text = f"resumed steps {first}–{last} here are global steps {500 + first}–{500 + last}{whose} "
+    assert text in " ".join(render_text(summary).split())
 
 
 def test_from_the_beginning_the_steps_are_the_same() -> None:
@@ -210,7 +215,7 @@ def test_from_the_beginning_the_steps_are_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counted", "told"),
+    ("counted", "message"),
     [
         (
             {"by": "lightning", "first": 240, "last": 439, "at": 99},
@@ -229,8 +234,63 @@ def test_from_the_beginning_the_steps_are_the_same() -> None:
         ),
     ],
 )
-def test_both_numbers_of_a_step_where_the_framework_counts_otherwise(counted: dict[str, Any], told: str) -> None:
-    assert told in " ".join(render_text(summarize(with_facts({"global_step": counted}))).split())
+def test_both_numbers_of_a_step_where_the_framework_counts_otherwise(counted: dict[str, Any], message: str) -> None:
+    assert message in " ".join(render_text(summarize(with_facts({"global_step": counted}))).split())
+
+
+def progress(by: str, numbers: list[list[int]], *epochs: list[int]) -> dict[str, Any]:
+    return {"progress": {"by": by, "numbers": numbers, "epochs": list(epochs)}}
+
+
+@pytest.mark.parametrize(
+    ("facts", "resumed", "about"),
+    [
+        (
+            {
+                "global_step": {"by": "transformers", "first": 500},
+                **progress("transformers", [[0, 501]], [0, 2], [50, 3]),
+                "evaluations": [
+                    {"name": "eval", "count": 3, "ms": 1250.0, "after": 60},
+                    {"name": "test", "count": 1, "ms": 41.0, "after": 100},
+                ],
+            },
+            "resumed steps 0–99 here are global steps 501–600 of Hugging Face Trainer ",
+            "trainer: Hugging Face, logged as steps 501–600, epochs 2–3, eval 3 times (1.25 s), test once (41.0 ms)",
+        ),
+        # Lightning's loggers count from 0, too.
+        (progress("lightning", [[0, 0]], [0, 0]), "", "trainer: Lightning, epoch 0"),
+        (
+            {"global_step": {"by": "optimizer", "first": 40}, **progress("accelerate", [[0, 41]])},
+            "resumed steps 0–99 here are global steps 41–140 as the script logs them with Accelerate ",
+            "trainer: Accelerate, logged as steps 41–140",
+        ),
+        # Two trainings in one process: no range of numbers stands for both.
+        (progress("transformers", [[0, 1], [60, 1]], [0, 0]), "", "trainer: Hugging Face, epoch 0"),
+        (progress("transformers", [[0, 0]]), "", None),
+    ],
+)
+def test_steps_epochs_and_evaluations_as_the_framework_counts_them(
+    facts: dict[str, Any], resumed: str, about: str | None
+) -> None:
+    summary = summarize(with_facts(facts))
+    text = " ".join(render_text(summary).split())
+    assert summary["settings"] == ([] if about is None else [about])
+    assert resumed in text and ("resumed" in text) == bool(resumed)
+    assert about is None or about.removeprefix("trainer: ").replace(",", "") in text.replace(" ·", "")
+
+
+def test_findings_have_the_steps_and_epochs_of_the_framework() -> None:
+    run = Cluster(ranks=2, faults=(Fault(rank=1, phase="forward", ms=20),)).run()
+    facts = progress("transformers", [[0, 501]], [0, 2], [50, 3])
+    counted = replace(run, ranks=tuple(replace(rank, facts=facts) for rank in run.ranks))
+    bare, found = summarize(run)["findings"][0], summarize(counted)["findings"][0]
+    first, last = found["steps"]
+    assert found["evidence"] == {**bare["evidence"], "logged_steps": [first + 501, last + 501], "epochs": [2, 3]}
+    assert {**found, "evidence": bare["evidence"]} == bare
+    assert finding_document(found, over=True)["text"]["facts"][-2:] == [
+        f"logged as steps {501 + first}–600",
+        "epochs 2–3",
+    ]
 
 
 def test_one_of_several_optimizers_counts_otherwise_from_the_beginning() -> None:
@@ -254,7 +314,7 @@ FSDP = {
 
 
 @pytest.mark.parametrize(
-    ("fsdp", "said"),
+    ("fsdp", "message"),
     [
         (
             FSDP,
@@ -287,10 +347,10 @@ FSDP = {
         ),
     ],
 )
-def test_how_the_model_is_sharded(fsdp: dict[str, Any], said: str) -> None:
+def test_how_the_model_is_sharded(fsdp: dict[str, Any], message: str) -> None:
     summary = summarize(with_facts({"fsdp": fsdp}, {"fsdp": fsdp}))
-    assert summary["settings"] == [said]
-    label, _, about = said.partition(": ")
+    assert summary["settings"] == [message]
+    label, _, about = message.partition(": ")
     shown = " ".join(render_text(summary).split()).partition(f" {label} ")[2].partition(" whole run ")[0]
     assert shown.replace(" · ", " ") == about.replace(", ", " ")
 
@@ -308,7 +368,7 @@ def test_every_fact_is_in_the_docs(root: Path) -> None:
 
 
 def test_every_key_is_in_the_docs(root: Path) -> None:
-    pages = (root / "docs/schema.md").read_text() + (root / "docs/diagnosis.md").read_text()
+    pages = "".join((root / "docs" / f"{name}.md").read_text() for name in ("schema", "diagnosis", "goodput"))
     documented = set(re.findall(r"`([a-z0-9_]+)`", pages))
     given = {key for cluster in RUNS.values() for key in names_in(summarize(cluster.run()))}
     assert given - documented == set()
@@ -382,7 +442,7 @@ def test_what_is_exchanged_is_told_by_group_operation_and_rank() -> None:
 
 def test_what_only_orders_streams_has_no_times() -> None:
     run = Cluster(steps=40, traffic=replace(MESH, backend="nccl")).run()
-    on_device = tuple(replace(one, identity=replace(one.identity, device="cuda")) for one in run.ranks)
+    on_device = tuple(replace(rank, identity=replace(rank.identity, device="cuda")) for rank in run.ranks)
     rows = summarize(replace(run, ranks=on_device))["communication"]["groups"]
     assert {row["arrivals"] for row in rows} == {None}
     assert {(op["exposed_ms"], op["overlapped_ms"]) for row in rows for op in row["ops"]} == {(None, None)}
@@ -447,11 +507,11 @@ def test_memory_by_rank() -> None:
     assert memory["device_peak"] == {"bytes": 9, "rank": 0, "steps": [81, 90]}
     assert memory["rss_peak"] == {"bytes": 9, "rank": 1}
     assert memory["own_peak"] is None
-    held = {"device_allocated": 7, "device_reserved": 8, "device_reserved_max": 8, "device_peak": 9}
+    document = {"device_allocated": 7, "device_reserved": 8, "device_reserved_max": 8, "device_peak": 9}
     room = ("device_peak_steps", "device_total", "device_free", "device_free_from")
-    empty = dict.fromkeys((*held, *room, "rss_first", "rss_last", "rss_peak", "own_peak"))
+    empty = dict.fromkeys((*document, *room, "rss_first", "rss_last", "rss_peak", "own_peak"))
     assert memory["ranks"] == [
-        {"rank": 0, **empty, **held, "device_peak_steps": [81, 90]},
+        {"rank": 0, **empty, **document, "device_peak_steps": [81, 90]},
         {"rank": 1, **empty, "rss_first": 3, "rss_last": 5, "rss_peak": 9},
     ]
     text = render_text(summarize(run))
@@ -580,7 +640,7 @@ def test_a_job_that_hung_is_not_said_to_have_failed(over: Any, status: Any, code
     late = replace(killed(-9)[0], wall_ns=ANCHOR_WALL_NS + 2 * 10**12)
     meta, died = ({}, {}) if status is None else (ended(status, code), {"deaths": (Death(rank=1, step=50),)})
     run = Cluster(meta=meta, errors=(late,) if status else (), unfinished={} if status else {1: 50}, **died).run()
-    ranks = tuple(replace(one, ended_wall_ns=late.wall_ns) if one.state == "vanished" else one for one in run.ranks)
+    ranks = tuple(replace(rank, ended_wall_ns=late.wall_ns) if rank.state == "vanished" else rank for rank in run.ranks)
     summary = summarize(replace(run, hangs=(hang,), ranks=ranks), alive=status is None)
     assert (summary["status_text"], summary["status_severity"]) == (text, "critical")
 
@@ -747,8 +807,12 @@ def test_one_cause_told_twice_is_seen() -> None:
 def test_the_last_numbers_that_the_script_noted() -> None:
     run = Cluster(ranks=2, steps=40).run()
     pids = [series.identity.pid for series in run.ranks]
-    said = [(pids[0], 3, {"loss": 9.0}), (pids[0], 7, {"loss": 2.0, "lr": 3e-9}), (pids[1], 7, {"loss": 1.0, "x": "y"})]
-    notes = [{"event": "note", "pid": pid, "step": step, "values": values} for pid, step, values in said]
+    noted = [
+        (pids[0], 3, {"loss": 9.0}),
+        (pids[0], 7, {"loss": 2.0, "lr": 3e-9}),
+        (pids[1], 7, {"loss": 1.0, "x": "y"}),
+    ]
+    notes = [{"event": "note", "pid": pid, "step": step, "values": values} for pid, step, values in noted]
     notes += [{"event": "note", "pid": 1, "step": 9, "values": {"loss": 0.0}}, {"event": "note", "pid": pids[0]}]
     assert summarize(replace(run, events=(*run.events, *notes)))["metrics"] == {
         "loss": {"last": 1.5, "step": 7},

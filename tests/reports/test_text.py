@@ -62,8 +62,8 @@ def machine(gpus: int) -> tuple[dict[str, Any], ...]:
         {**starting, **host, "cpu_percent": 3.0},
         {**steady, **host},
         *({**steady, "kind": "process", "pid": 1000 + rank, "rss": (500 + rank) << 20} for rank in range(4)),
-        *({**starting, **gpu, **one, "util_percent": 0, "mem_used": GIB, "power_w": 90.0} for one in whose),
-        *({**steady, **gpu, **one, "util_percent": 96 + one["index"]} for one in whose),
+        *({**starting, **gpu, **gpu_key, "util_percent": 0, "mem_used": GIB, "power_w": 90.0} for gpu_key in whose),
+        *({**steady, **gpu, **row, "util_percent": 96 + row["index"]} for row in whose),
     )
 
 
@@ -171,6 +171,7 @@ def test_page(name: str, golden: Callable[[Path, str], None]) -> None:
     golden(Path(__file__).parent / "golden" / f"{name}.txt", text)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_page_fits_and_is_plain(name: str, width: int) -> None:

@@ -29,11 +29,11 @@ H100 = "NVIDIA H100 80GB HBM3"
 def layers(ranks: int, work: Callable[[int, int], Work | None], steps: Iterable[int] = STEPS) -> LayerRecords:
     """Samples every ten steps of 40 ms."""
     found = sampled(model("embed", "head"), ranks=ranks, steps=steps)
-    told = (
+    note_events = (
         replace(sample, wall_ns=sample.step * 40_000_000, work=work(sample.rank, sample.step))
         for sample in found.samples
     )
-    return replace(found, samples=tuple(told))
+    return replace(found, samples=tuple(note_events))
 
 
 def job(
@@ -49,8 +49,8 @@ def job(
     run = Cluster(ranks=ranks, steps=100, phases_ms=phases, comm_ms=0.0, noise=0.0, facts=facts, **how).run()
     kind = "cuda" if device else "cpu"
     series = [
-        replace(one, identity=replace(one.identity, device=kind, device_name=device), groups=groups(one.rank))
-        for one in run.ranks
+        replace(rank, identity=replace(rank.identity, device=kind, device_name=device), groups=groups(rank.rank))
+        for rank in run.ranks
     ]
     return replace(run, ranks=tuple(series), layers=layers(ranks, work))
 

@@ -17,7 +17,7 @@ from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.reports.page_documents import trace_page
+from stepscope.reports.page.trace_views import trace_page
 from stepscope.reports.trace import document_of, plain, render_trace
 from stepscope.traces.device.figures import DeviceFigures
 from stepscope.traces.findings import analyze_job
@@ -25,8 +25,8 @@ from stepscope.traces.job import JobAnalysis
 from stepscope.traces.rank_analysis import HostFigures, RankAnalysis, analyze_rank
 
 KEYS = {
-    "schema", "verdict", "findings", "files", "steps", "ranks", "collectives", "clocks", "distributed", "path",
-    "what_if", "diff", "notices", "mixed",
+    "schema", "verdict", "findings", "files", "steps", "ranks", "collectives", "clocks", "phases", "distributed",
+    "path", "what_if", "diff", "notices", "mixed",
 }  # fmt: skip
 OF_RANK = {"steps", "left_out", "pace", "temporal", "idle", "device", "host", "path", "tables"}
 TEMPORAL = {"span_ns", "idle_ns", "compute_ns", "comm_ns", "memory_ns", "overlap_ns"}
@@ -75,6 +75,8 @@ def test_any_trace(ranks: list[MadeTrace]) -> None:
     assert document.keys() == KEYS
     everyone = {str(rank) for rank in range(len(ranks))}
     assert document["ranks"].keys() == everyone
+    for row in (*document["phases"]["rows"], *document["phases"]["means"]):
+        assert sum(row[f"{phase}_ns"] for phase in document["phases"]["names"]) == row["wall_ns"]
     for rank in document["ranks"].values():
         assert rank.keys() == OF_RANK
         temporal = rank["temporal"]
@@ -131,17 +133,17 @@ def documented(page: str, first: str) -> dict[str, set[str]]:
 
 
 def test_every_key_is_documented(page: str) -> None:
-    told = documented(page, "key")
-    assert told.keys() == KEYS | OF_RANK
+    documented_keys = documented(page, "key")
+    assert documented_keys.keys() == KEYS | OF_RANK
     document = document_of(analyzed([MadeTrace(rank=0), MadeTrace(rank=1)]))
     for key in ("verdict", "steps"):
-        assert document[key].keys() <= told[key], key
-    assert document["files"][0].keys() <= told["files"]
-    assert document["clocks"]["0"].keys() <= told["clocks"]
-    assert document["path"].keys() <= told["path"]
-    assert {each.name for each in fields(DeviceFigures)} <= told["device"]
-    assert {each.name for each in fields(HostFigures)} <= told["host"]
-    assert document["ranks"]["0"]["temporal"].keys() <= told["temporal"]
+        assert document[key].keys() <= documented_keys[key], key
+    assert document["files"][0].keys() <= documented_keys["files"]
+    assert document["clocks"]["0"].keys() <= documented_keys["clocks"]
+    assert document["path"].keys() <= documented_keys["path"]
+    assert {each.name for each in fields(DeviceFigures)} <= documented_keys["device"]
+    assert {each.name for each in fields(HostFigures)} <= documented_keys["host"]
+    assert document["ranks"]["0"]["temporal"].keys() <= documented_keys["temporal"]
     for figure in document["collectives"]:
         assert f"`{figure}`" in page
 
@@ -157,7 +159,7 @@ def tables_in(document: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 def test_every_table_of_real_traces_is_documented(
     page: str, shared_data: Path, real_analysis: Callable[[Path, int], RankAnalysis]
 ) -> None:
-    told = documented(page, "table")
+    documented_tables = documented(page, "table")
     seen = set()
     for name in ("hta_nccl_data_1of2", "kineto_resnet50_w0", "param_dlrm_8rank"):
         paths = sorted((shared_data / "traces" / name).iterdir())
@@ -165,8 +167,8 @@ def test_every_table_of_real_traces_is_documented(
         for table, columns in tables_in(document_of(analyze_job(analyses))):
             seen.add(table)
             as_above = {"temporal_steps": TEMPORAL | {"exposed_comm_ns", "exposed_memory_ns"}}
-            as_above["operators_by_shape"] = told["operators"]
-            assert set(columns) <= told[table] | as_above.get(table, set()), table
+            as_above["operators_by_shape"] = documented_tables["operators"]
+            assert set(columns) <= documented_tables[table] | as_above.get(table, set()), table
     assert len(seen) > 25
 
 

@@ -24,6 +24,7 @@ def test_pages(ranks: int, width: int, trace_job: Callable[..., Any], golden: Ca
     golden(GOLDEN / f"trace_{ranks}_ranks_{width}.txt", text)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("width", [20, 60, 80, 100, 120])
 @pytest.mark.parametrize("ranks", [1, 3, 200])
 def test_fits(ranks: int, width: int, trace_job: Callable[..., Any]) -> None:

@@ -9,25 +9,50 @@ import pytest
 from committed_files import committed_files
 
 # Written in pieces, so that this file does not find itself.
+VERBS = [
+    "util",
+    "synchron",
+    "normal",
+    "token",
+    "serial",
+    "initial",
+    "recogn",
+    "summar",
+    "optim",
+    "minim",
+    "maxim",
+    "organ",
+]
+NOUNS = ["col", "behavi", "neighb", "fav", "hon"]
+DOUBLED = ["label", "journal", "level", "model", "travel"]
+OTHERS = ("cent" + "re", "analy" + "se", "judge" + "ment", "licen" + "ce")
+STEMS = (
+    *(verb + "is" for verb in VERBS),
+    *(noun + "o" + "ur" for noun in NOUNS),
+    *(verb + "led" for verb in DOUBLED),
+    *OTHERS,
+)
+"""A text without any of these needs no search with the expression, which takes ten times as long."""
 BRITISH = re.compile(
     "|".join(
         [
-            "(?:util|synchron|normal|token|serial|initial|recogn|summar|optim|minim|maxim|organ)is" + "(?:e|ing|ation)",
-            "(?:col|behavi|neighb|fav|hon)o" + "ur",
-            "(?:label|journal|level|model|travel)" + "led(?!by)",
-            "cent" + "re",
-            "analy" + "se(?!s)",
-            "judge" + "ment",
-            "licen" + "ce",
+            f"(?:{'|'.join(VERBS)})is(?:e|ing|ation)",
+            f"(?:{'|'.join(NOUNS)})o" + "ur",
+            f"(?:{'|'.join(DOUBLED)})led(?!by)",
+            *(other + "(?!s)" * other.startswith("analy") for other in OTHERS),
         ]
-    ),
-    re.IGNORECASE,
+    )
 )
 ACCEPTED = {
     "src/stepscope/records/finding.py": {"utilisa" + "tion"},
     "tests/store/test_old_names.py": {"utilisa" + "tion"},
 }
 """Names in files of earlier versions, which are still read."""
+
+
+def british_words(text: str) -> set[str]:
+    lower = text.lower()
+    return {match[0] for match in BRITISH.finditer(lower)} if any(stem in lower for stem in STEMS) else set()
 
 
 def test_one_spelling(root: Path) -> None:
@@ -38,7 +63,7 @@ def test_one_spelling(root: Path) -> None:
             continue
         if "/data/" in name:
             continue
-        words = {match[0].lower() for match in BRITISH.finditer(path.read_bytes().decode(errors="ignore"))}
+        words = british_words(path.read_bytes().decode(errors="ignore"))
         found += [f"{name}: {word}" for word in sorted(words - ACCEPTED.get(name, set()))]
     assert found == []
 
@@ -51,7 +76,8 @@ def test_one_spelling(root: Path) -> None:
         ("three analyses", False),
         ("analy" + "sed", True),
         ("optimized, minimal, centered", False),
+        ("Label" + "led", True),
     ],
 )
 def test_the_pattern_itself(line: str, bad: bool) -> None:
-    assert bool(BRITISH.search(line)) is bad
+    assert bool(british_words(line)) is bad

@@ -12,7 +12,7 @@ MAX_LINES = 350
 FORBIDDEN = {
     "HTML from a string": r"innerHTML|outerHTML|insertAdjacentHTML|dangerouslySetInnerHTML|document\.write|DOMParser",
     "code from a string": r"\beval\(|new Function\(|javascript:",
-    "an address of elsewhere": r"https?://(?!127\.0\.0\.1|localhost|www\.w3\.org/(?:2000/svg|1999/xhtml))[a-z0-9.-]+",
+    "an address of elsewhere": r"https?://(?!127\.0\.0\.1|localhost|ui\.perfetto\.dev|www\.w3\.org/(?:2000/svg|1999/xhtml))[a-z0-9.-]+",
     "any type": r"(?::|as|<) ?any\b",
 }
 

@@ -149,14 +149,14 @@ def test_handles_are_waited_for_in_any_order() -> None:
 def test_a_handle_waited_for_at_once_is_not_asynchronous() -> None:
     """A send returns a handle whether or not ``dist.send`` waits for it."""
     slots = decode(*START, *call(110, SEND), *wait(111, 120), *call(130, SEND), *end(150, 0))
-    assert [one.flags for one in calls(slots)] == [FLAG_WAITED, FLAG_ASYNC]
-    assert [one.flags for one in sums(slots)] == [FLAG_ASYNC | FLAG_WAITED]
+    assert [entry.flags for entry in calls(slots)] == [FLAG_WAITED, FLAG_ASYNC]
+    assert [entry.flags for entry in sums(slots)] == [FLAG_ASYNC | FLAG_WAITED]
 
 
 def test_numbers_are_by_group_and_sends_have_their_own() -> None:
     words = [*call(110), *call(111, group=1), *call(112, SEND), *call(113, BARRIER), *call(114, SEND, group=1)]
     found = calls(decode(*START, *words, *end(150, 0)))
-    assert [(one.group, one.op, one.nth) for one in found] == [
+    assert [(entry.group, entry.op, entry.nth) for entry in found] == [
         (0, ALL_REDUCE, 0),
         (1, ALL_REDUCE, 0),
         (0, SEND, 0),
@@ -198,24 +198,26 @@ def test_waits_for_what_nobody_knows_are_only_time() -> None:
     assert STEP_SLOT.unpack(slots[0])[6 + COMM] == 10 + 1 + 6
 
 
-@pytest.mark.parametrize(("step", "kept"), [(31, True), (32, True), (33, False), (47, False), (48, True), (4096, True)])
-def test_by_themselves_only_in_some_steps(step: int, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("step", "stored"), [(31, True), (32, True), (33, False), (47, False), (48, True), (4096, True)]
+)
+def test_by_themselves_only_in_some_steps(step: int, stored: bool) -> None:
     slots = decode(*START, *call(110), *end(150, step))
     assert len(sums(slots, step)) == 1
-    assert len(calls(slots, step)) == kept
+    assert len(calls(slots, step)) == stored
 
 
 def test_many_take_several_records_and_too_many_are_only_summed() -> None:
     words = [word for n in range(600) for word in call(110 + n, 1 + n % 11, group=n % 64, size=1)]
     slots = decode(*START, *words, *end(1000, 0))
     assert len(calls(slots)) == 512
-    assert [one.start for one in calls(slots)] == list(range(110, 622))
-    assert sum(one.count for one in sums(slots)) == 600
+    assert [entry.start for entry in calls(slots)] == list(range(110, 622))
+    assert sum(entry.count for entry in sums(slots)) == 600
     assert len(sums(slots)) == 600  # of the 704 pairs
 
 
 def test_an_operation_of_a_later_version_is_unknown() -> None:
-    assert [one.op for one in calls(decode(*START, *call(110, 31), *end(150, 0)))] == [0]
+    assert [entry.op for entry in calls(decode(*START, *call(110, 31), *end(150, 0)))] == [0]
 
 
 WITHOUT = [
@@ -240,8 +242,8 @@ def test_a_call_changes_nothing_of_the_phases(places: list[tuple[int, int]]) -> 
         words.append(word)
     slots = decode(*words)
     assert phases(slots) == phases(decode(*START, *WITHOUT, *end(300, 2)))
-    told = sum(one.count for step in range(3) for one in sums(slots, step))
-    assert told == sum(1 for word in words if word >> w.TAG_SHIFT == w.COLLECTIVE_DATA >> w.TAG_SHIFT)
+    counted = sum(entry.count for step in range(3) for entry in sums(slots, step))
+    assert counted == sum(1 for word in words if word >> w.TAG_SHIFT == w.COLLECTIVE_DATA >> w.TAG_SHIFT)
 
 
 @pytest.fixture
@@ -281,7 +283,7 @@ def test_whoever_goes_on_behind_a_step_goes_on_behind_all_of_it(stream: RingStre
         for part in parts[:-1]:
             assert part.last_seq == SLOT_HEAD.unpack_from(part.slots[-1])[3]
         seqs = [{SLOT_HEAD.unpack_from(slot)[3] for slot in part.slots} for part in parts]
-        assert not any(one & other for one, other in itertools.pairwise(seqs))
+        assert not any(first & other for first, other in itertools.pairwise(seqs))
 
 
 def test_rounds_are_seamless_and_what_was_overwritten_takes_its_calls_with_it(stream: RingStream) -> None:
@@ -296,11 +298,11 @@ def test_rounds_are_seamless_and_what_was_overwritten_takes_its_calls_with_it(st
             for slot in batch.slots:
                 if slot[4] == STEP and (of := STEP_SLOT.unpack(slot)[3]) % 2:
                     found = sums(batch.slots, of)
-                    assert [(one.group, one.count, one.size) for one in found] == [
+                    assert [(entry.group, entry.count, entry.size) for entry in found] == [
                         (group, count, count * (of - 1)) for group, count in ((0, 14), (1, 13), (2, 13))
                     ]
-                    assert [one.exposed for one in found] == [3 * one.count for one in found]
-                    assert [one.span for one in found] == [5 * one.count for one in found]
+                    assert [entry.exposed for entry in found] == [3 * entry.count for entry in found]
+                    assert [entry.span for entry in found] == [5 * entry.count for entry in found]
                 elif slot[4] == STEP:
                     assert tuple(STEP_SLOT.unpack(slot)[6:22]) == step_phases(of)
                     assert sums(batch.slots, of) == []
@@ -330,4 +332,4 @@ def test_fuzz(parts: list[list[int]], late: bool) -> None:
         kind, _, _, step, count = ENTRIES_HEAD.unpack_from(slot)
         if kind in (COMM_RECORD, COLLECTIVE):
             assert 1 <= count <= 7
-            assert all(one.op < len(OPS) for one in (*sums([slot], step), *calls([slot], step)))
+            assert all(entry.op < len(OPS) for entry in (*sums([slot], step), *calls([slot], step)))

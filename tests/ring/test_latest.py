@@ -19,7 +19,14 @@ from stepscope.records.steps import BACKWARD, COMM, FORWARD, OTHER
 from stepscope.ring import LastCollective, RingReader
 from stepscope.ring import layout as w
 from stepscope.ring.layout import MIN_CAPACITY, TURN_WORDS
-from stepscope.ring.reader import RECENT_WORDS, last_collective, live_phase, recent_shares
+from stepscope.ring.reader import (
+    LATEST_STEPS,
+    RECENT_WORDS,
+    last_collective,
+    latest_phase_ns,
+    live_phase,
+    recent_shares,
+)
 
 ALL_REDUCE, SEND, RECV = OPS.index("all_reduce"), OPS.index("send"), OPS.index("recv")
 
@@ -220,3 +227,23 @@ def test_shares_of_phases_do_not_depend_on_which_word_the_last_ones_begin_with()
         head = len(words) - left_out
         shares = recent_shares(memoryview(array("Q", words[:head] + [0] * MIN_CAPACITY)), head)
         assert [round(shares[phase], 1) for phase in (OTHER, FORWARD, BACKWARD)] == [0.2, 0.3, 0.5]
+
+
+def test_how_long_phases_take_now_is_the_median_of_the_last_steps() -> None:
+    words: list[int] = []
+    at_ns = 10**15
+
+    def write_steps(*forward_ns: int) -> tuple[float, ...]:
+        nonlocal at_ns
+        for took_ns in forward_ns:
+            for phase, ns in ((FORWARD, took_ns), (OTHER, 10), (BACKWARD, 50), (OTHER, 5)):
+                words.append(at_ns << w.TIME_SHIFT | phase)
+                at_ns += ns
+            words.append(w.STEP_DATA | OTHER << 16)
+        return latest_phase_ns(memoryview(array("Q", words + [0] * MIN_CAPACITY)), len(words))
+
+    assert write_steps(*[30] * LATEST_STEPS) == ()  # the first one may be cut
+    found = write_steps(30, 900)
+    assert [found[phase] for phase in (OTHER, FORWARD, BACKWARD)] == [15, 30, 50]
+    found = write_steps(*[90] * LATEST_STEPS)
+    assert [found[phase] for phase in (OTHER, FORWARD, BACKWARD)] == [15, 90, 50]

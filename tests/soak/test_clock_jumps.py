@@ -41,12 +41,12 @@ def test_a_run_goes_on_as_if_nothing_had_happened(node: SoakNode, set_s: float) 
     node.until(lambda: len(node.events("rank_end")) == 2)
     assert node.finish()["delivered"] is True
     run = open_run(node.hub_paths.run_dir)
-    steps = {(one.identity.attempt, one.rank): len(one.steps) for one in run.ranks}
+    steps = {(rank.identity.attempt, rank.rank): len(rank.steps) for rank in run.ranks}
     assert steps == {(0, 0): 40, (0, 1): 40, (1, 0): 30, (1, 1): 30}
     assert not run.hangs
-    for one in run.ranks:
-        assert one.ended_wall_ns is not None
-        assert 0 <= one.ended_wall_ns - one.anchor_wall_ns < 600e9
+    for rank in run.ranks:
+        assert rank.ended_wall_ns is not None
+        assert 0 <= rank.ended_wall_ns - rank.anchor_wall_ns < 600e9
     summary = summarize(run, alive=False)
     assert 0 <= summary["run"]["duration_s"] < 600
     assert summary["notices"] == []

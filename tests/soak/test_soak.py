@@ -156,20 +156,20 @@ def check_steps(soak: Soak, run_dir: Path) -> None:
         if count
     }
     run = open_run(run_dir)
-    found = {(one.identity.attempt, one.rank): one.steps["step"].tolist() for one in run.ranks if len(one.steps)}
+    found = {(rank.identity.attempt, rank.rank): rank.steps["step"].tolist() for rank in run.ranks if len(rank.steps)}
     assert {key: len(steps) for key, steps in found.items()} == {key: len(steps) for key, steps in made.items()}
     assert found == made
-    assert sum(one.lost + one.torn for one in run.ranks) == 0
+    assert sum(rank.lost + rank.torn for rank in run.ranks) == 0
 
 
 def check_times(run_dir: Path) -> None:
     """However the time of day was set: nothing ends before it began, and attempts follow one another."""
     run = open_run(run_dir)
-    began = [one.anchor_wall_ns for one in run.ranks]
+    began = [rank.anchor_wall_ns for rank in run.ranks]
     assert began == sorted(began)
-    assert all(one.ended_wall_ns is None or one.ended_wall_ns >= one.anchor_wall_ns for one in run.ranks)
-    told = [event["wall_ns"] for event in run.events if event["event"] in ("rank_start", "rank_end")]
-    assert told == sorted(told)
+    assert all(rank.ended_wall_ns is None or rank.ended_wall_ns >= rank.anchor_wall_ns for rank in run.ranks)
+    events = [event["wall_ns"] for event in run.events if event["event"] in ("rank_start", "rank_end")]
+    assert events == sorted(events)
 
 
 def soak(tmp_path: Path, disk: Callable[[str], Path], seed: int, *, rounds: int, seconds: float) -> Soak:
@@ -218,15 +218,15 @@ def test_a_day(tmp_path: Path, disk: Callable[[str], Path], seed: int) -> None:
 
 
 def test_what_a_job_prints_is_what_it_prints_alone(commands: Any, disk: Callable[[str], Path], tmp_path: Path) -> None:
-    small, told, lines = disk("small"), tmp_path / "told", 60
+    small, folder, lines = disk("small"), tmp_path / "told", 60
     script = tmp_path / "job.py"
     script.write_text(JOB)
-    told.write_text("0")
+    folder.write_text("0")
     chance = random.Random(SEEDS[0])
-    going = commands.start("run", "--quiet", "--dir", small / "runs", script, told, str(lines))
+    going = commands.start("run", "--quiet", "--dir", small / "runs", script, folder, str(lines))
     killed = 0
     for number in range(1, lines):
-        told.write_text(str(number))
+        folder.write_text(str(number))
         what = chance.choice(["calm", "calm", "kill", "fill", "free"])
         if what == "fill":
             fill(small)
@@ -243,7 +243,7 @@ def test_what_a_job_prints_is_what_it_prints_alone(commands: Any, disk: Callable
         line = hashlib.sha256(line.encode()).hexdigest()
         expected += f"{number} {line}\n"
     assert (done.code, done.stdout) == (0, expected), f"seed {SEEDS[0]}"
-    printed = [one for one in done.stderr.splitlines() if not one.startswith("stepscope")]
+    printed = [line for line in done.stderr.splitlines() if not line.startswith("stepscope")]
     assert printed == [f"to stderr {number}" for number in range(lines)], f"seed {SEEDS[0]}"
 
 

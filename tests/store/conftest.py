@@ -179,8 +179,8 @@ class Sender:
         self.offset_ns = offset_ns
         ahead = offset_ns or 0
         self.rings = [
-            SentRing(node * 10 + one, host=self.host, pid=pid + one, steps=steps, anchor_wall_ns=10_000 + ahead)
-            for one in range(rings)
+            SentRing(node * 10 + number, host=self.host, pid=pid + number, steps=steps, anchor_wall_ns=10_000 + ahead)
+            for number in range(rings)
         ]
         self.files = {
             "events.jsonl": self._lines(4, ahead, event="warning", message="m"),
@@ -206,14 +206,14 @@ class Sender:
 
     def frame(self, parts: Sequence[Part], *, bye: bool = False) -> bytes:
         self.sent += 1
-        said = {"exit_code": 0, "status": "finished"} if bye else None
+        outcome = {"exit_code": 0, "status": "finished"} if bye else None
         head = FrameHead(
             node=self.node,
             spool=self.spool,
             sent_wall_ns=self.sent,
             offset_ns=self.offset_ns,
             rtt_ns=2,
-            bye=said,
+            bye=outcome,
         )
         return pack_frame(head, parts)
 
@@ -276,12 +276,12 @@ def plain() -> Callable[[RunData], dict[str, Any]]:
         values = {**vars(data), "meta": {**data.meta, "sealed": None}}
         values["ranks"] = [
             {
-                **vars(one),
-                "steps": [rows.tobytes() for rows in records_of(one)],
-                "comm": None if one.comm is None else one.comm.tobytes(),
-                "collectives": None if one.collectives is None else one.collectives.tobytes(),
+                **vars(rank),
+                "steps": [rows.tobytes() for rows in records_of(rank)],
+                "comm": None if rank.comm is None else rank.comm.tobytes(),
+                "collectives": None if rank.collectives is None else rank.collectives.tobytes(),
             }
-            for one in data.ranks
+            for rank in data.ranks
         ]
         return values
 

@@ -27,7 +27,7 @@ def test_a_journal_that_is_not_sealed_is_told_without_escape_sequences(
     run_dir = tmp_path / "a\x1b[31mb"
     run_dir.mkdir()
     assert parts.main([str(run_dir), "7"]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("stepscope: journal 7 was not sealed: ")
-    assert "\x1b" not in told
-    assert "a\\x1b[31mb" in told
+    errors = capsys.readouterr().err
+    assert errors.startswith("stepscope: journal 7 was not sealed: ")
+    assert "\x1b" not in errors
+    assert "a\\x1b[31mb" in errors

@@ -84,7 +84,7 @@ def test_what_two_torchruns_really_said() -> None:
         claim(1, 179.34, 205.25, host="c"),
     ]
     assert settle_attempts(claims) == [0, 0, 1, 2, 2]
-    one_host = [replace(one, host="a") for one in claims]
+    one_host = [replace(each, host="a") for each in claims]
     assert settle_attempts(one_host) == [0, 0, 1, 2, 2]
 
 
@@ -198,7 +198,7 @@ def schedules(draw: st.DrawFn) -> list[list[RankClaim]]:
             world = sum(sizes[n] for n in order)
             members.append(claim(rank, began, ended, world=world, host=name, restarts=counts[name]))
         rounds.append(members)
-        cut_off = any(one.until_ns is None or one.until_ns > stop * S for one in members)
+        cut_off = any(member.until_ns is None or member.until_ns > stop * S for member in members)
         failed = draw(st.sets(st.sampled_from(sorted(staying))))
         sizes = {name: size for name, size in sizes.items() if name in staying}
         counts = {name: count + (name in failed) for name, count in counts.items()}
@@ -209,16 +209,16 @@ def schedules(draw: st.DrawFn) -> list[list[RankClaim]]:
 @settings(max_examples=examples(150), deadline=None)
 @given(schedules(), st.randoms(use_true_random=False))
 def test_any_schedule_of_rounds_gives_back_the_rounds(rounds: list[list[RankClaim]], random: object) -> None:
-    told = [(index, one) for index, members in enumerate(rounds) for one in members]
-    random.shuffle(told)  # type: ignore[attr-defined]
-    found = settle_attempts([one for _, one in told])
+    claims_of_attempts = [(index, member) for index, members in enumerate(rounds) for member in members]
+    random.shuffle(claims_of_attempts)  # type: ignore[attr-defined]
+    found = settle_attempts([claim for _, claim in claims_of_attempts])
     numbers: dict[int, set[int]] = {}
-    for (index, _), number in zip(told, found, strict=True):
+    for (index, _), number in zip(claims_of_attempts, found, strict=True):
         numbers.setdefault(index, set()).add(number)
     assert all(len(these) == 1 for these in numbers.values()), numbers
     in_order = [min(numbers[index]) for index in range(len(rounds))]
     assert in_order == sorted(set(in_order))
-    assert all(one.restarts <= number for (_, one), number in zip(told, found, strict=True))
+    assert all(claim.restarts <= number for (_, claim), number in zip(claims_of_attempts, found, strict=True))
 
 
 CLAIMS = st.builds(
@@ -240,9 +240,9 @@ def test_whatever_was_claimed_numbers_grow_with_time(claims: list[RankClaim]) ->
     found = settle_attempts(claims)
     by_time = sorted(zip(claims, found, strict=True), key=lambda pair: pair[0].began_ns)
     assert [number for _, number in by_time] == sorted(found)
-    for one, number in by_time:
-        assert number >= one.restarts
+    for attempt, number in by_time:
+        assert number >= attempt.restarts
         for other, another in by_time:
-            ended = one.until_ns is not None and max(one.until_ns, one.began_ns + 1) <= other.began_ns
-            if ended and one.rank == other.rank and one.made_steps and other.made_steps:
+            ended = attempt.until_ns is not None and max(attempt.until_ns, attempt.began_ns + 1) <= other.began_ns
+            if ended and attempt.rank == other.rank and attempt.made_steps and other.made_steps:
                 assert number < another

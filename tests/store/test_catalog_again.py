@@ -67,9 +67,9 @@ def test_without_that_nothing_is_kept(runs: Path, read: list[str]) -> None:
 
 
 def test_how_far_it_is(runs: Path) -> None:
-    told: list[tuple[int, int]] = []
-    list_runs(runs, progress=lambda done, total: told.append((done, total)))
-    assert told == [(0, 3), (1, 3), (2, 3)]
+    calls: list[tuple[int, int]] = []
+    list_runs(runs, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(0, 3), (1, 3), (2, 3)]
 
 
 def sidecar(pid: int, usual_step_ns: int, attempt: int = 0) -> RingSidecar:
@@ -89,7 +89,7 @@ def test_a_run_without_a_summary_has_the_step_time_that_its_agent_last_wrote(run
 
 
 def test_a_sidecar_of_before_says_nothing_of_it() -> None:
-    kept = json.loads(json.dumps(sidecar(1, 7).to_dict()))
-    assert RingSidecar.from_dict(kept).usual_step_ns == 7
-    del kept["usual_step_ns"]
-    assert RingSidecar.from_dict(kept).usual_step_ns == 0
+    document = json.loads(json.dumps(sidecar(1, 7).to_dict()))
+    assert RingSidecar.from_dict(document).usual_step_ns == 7
+    del document["usual_step_ns"]
+    assert RingSidecar.from_dict(document).usual_step_ns == 0

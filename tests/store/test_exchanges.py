@@ -185,8 +185,8 @@ def run(paths: RunPaths, rings: Any, drain: Callable[..., Any]) -> Path:
 
 def rows_of(run_dir: Path) -> list[Any]:
     return [
-        (one.groups, *(None if rows is None else rows.tolist() for rows in (one.comm, one.collectives)))
-        for one in open_run(run_dir).ranks
+        (rank.groups, *(None if rows is None else rows.tolist() for rows in (rank.comm, rank.collectives)))
+        for rank in open_run(run_dir).ranks
     ]
 
 

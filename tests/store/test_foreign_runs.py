@@ -354,7 +354,7 @@ def test_everything_in_a_run_has_its_mode(tmp_path: Path, mode: int, folder: int
 
 
 @pytest.mark.parametrize(
-    ("typed", "kept"),
+    ("typed", "redacted"),
     [
         ("--api-token VALUE", "--api-token [redacted]"),
         ("--api_key=VALUE", "--api_key=[redacted]"),
@@ -381,12 +381,12 @@ def test_everything_in_a_run_has_its_mode(tmp_path: Path, mode: int, folder: int
         ("--rdzv-endpoint=localhost:1234 --data s3://a/b:c", "--rdzv-endpoint=localhost:1234 --data s3://a/b:c"),
     ],
 )
-def test_secrets_on_the_command_line_are_not_kept(typed: str, kept: str) -> None:
-    assert redact_command(typed.split()) == kept.split()
+def test_secrets_on_the_command_line_are_not_kept(typed: str, redacted: str) -> None:
+    assert redact_command(typed.split()) == redacted.split()
 
 
 @pytest.mark.parametrize(
-    ("word", "kept"),
+    ("word", "redacted"),
     [
         (
             "train.py --password VALUE --lr 3 && mysql -p VALUE",
@@ -398,8 +398,8 @@ def test_secrets_on_the_command_line_are_not_kept(typed: str, kept: str) -> None
         ("Authorization: Bearer VALUE", "Authorization: Bearer [redacted]"),
     ],
 )
-def test_secrets_inside_one_word_of_the_command_line_are_not_kept(word: str, kept: str) -> None:
-    assert redact_command(["bash", "-c", word]) == ["bash", "-c", kept]
+def test_secrets_inside_one_word_of_the_command_line_are_not_kept(word: str, redacted: str) -> None:
+    assert redact_command(["bash", "-c", word]) == ["bash", "-c", redacted]
 
 
 # ── one bad run among many ──────────────────────────────────────────────────────────────────────────────────────────

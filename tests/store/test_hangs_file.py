@@ -24,8 +24,8 @@ def hang() -> HangRecord:
 def test_there_and_back_in_order_of_time(tmp_path: Path, hang: HangRecord) -> None:
     later = replace(hang, host="node1", stopped_wall_ns=hang.stopped_wall_ns + 5)
     second = replace(hang, number=2, stopped_wall_ns=hang.stopped_wall_ns + 9)
-    for one in (second, later, hang):
-        write_hang(tmp_path, one)
+    for record in (second, later, hang):
+        write_hang(tmp_path, record)
     assert read_hangs(tmp_path) == ((hang, later, second), ())
     assert sorted(path.name for path in (tmp_path / "hangs").iterdir()) == [
         "node0-1.json",

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import FrameError, HubError
+from stepscope.store.captures import trace_sizes
 from stepscope.store.create import RunPaths, create_run
 from stepscope.store.documents import NodeInfo, end_run, read_nodes, read_refused, write_nodes
 from stepscope.store.inbox.journal import journal_path, read_journal
@@ -54,10 +55,10 @@ def test_what_comes_again_is_counted_and_not_kept(inbox: Inbox, sender: Any, sen
     raw = node.everything()
     send(inbox, raw)
     size = journal_path(paths.run_dir, 1).stat().st_size
-    again = send(inbox, raw)
-    assert again == Accepted(duplicate_parts=len(read_frame(raw).parts))
+    repeated = send(inbox, raw)
+    assert repeated == Accepted(duplicate_parts=len(read_frame(raw).parts))
     assert journal_path(paths.run_dir, 1).stat().st_size == size
-    assert inbox.nodes()[0].duplicates == again.duplicate_parts
+    assert inbox.nodes()[0].duplicates == repeated.duplicate_parts
     assert inbox.nodes()[0].frames == 1
 
 
@@ -223,7 +224,7 @@ def test_nodes_are_counted_and_come_back(inbox: Inbox, sender: Any, send: Any, p
     send(inbox, raw, raw)
     inbox.refuse(node.spool)
     inbox.introduce("cd" * 16, node=1, host="c")
-    (first, second) = sorted(inbox.nodes(), key=lambda one: one.host)
+    (first, second) = sorted(inbox.nodes(), key=lambda origin: origin.host)
     assert (first.host, first.offset_ns, first.rtt_ns, first.frames, first.refused) == ("b", 5, 2, 1, 1)
     assert first.bye == {"exit_code": 0, "status": "finished"}
     assert first.rows == sum(len(group) for ring in node.rings for group in ring.groups)
@@ -395,8 +396,8 @@ def test_fuzz_the_journal(runs: Runs, sender: Any, send: Any, at: int, change: b
     at %= len(good)
     path.write_bytes(good[:at] + change + good[at + len(change) :])
     open_run(run_dir)
-    again = Inbox(run_dir)
-    again.close()
+    repeated = Inbox(run_dir)
+    repeated.close()
 
 
 def test_rows_of_agrees(inbox: Inbox, sender: Any, send: Any) -> None:
@@ -440,3 +441,50 @@ def test_all_that_a_node_sent_is_synced_before_its_bye_is_answered(
     send(inbox, last)
     assert synced == everything - {"inbox/000001.frames", "inbox/000002.frames"}, "also when it says so again"
     inbox.close()
+
+
+# -- traces of captures -----------------------------------------------------------------------------------------------
+
+TRACE = "captures/step-40/rank-3.pt.trace.json.gz"
+
+
+def test_a_trace_arrives_in_pieces_and_belongs_to_the_node_that_sent_it(
+    inbox: Inbox, sender: Any, send: Any, paths: RunPaths
+) -> None:
+    one, two = sender(1), sender(2)
+    send(inbox, one.frame([part_of("log", b"abc", name=TRACE, offset=0)]))
+    send(inbox, one.frame([part_of("log", b"bcdef", name=TRACE, offset=1)]))
+    with pytest.raises(Gap):
+        send(inbox, one.frame([part_of("log", b"x", name=TRACE, offset=9)]))
+    assert inbox.positions(one.spool).files[TRACE] == 6
+    send(inbox, two.frame([part_of("log", b"other", name=TRACE, offset=0)]))
+    folder = paths.run_dir / "captures" / "step-40"
+    assert (folder / "rank-3.pt.trace.json.gz").read_bytes() == b"abcdef"
+    assert trace_sizes(paths.run_dir, "step-40") == {"rank-3.pt.trace.json.gz": 6}
+    assert len(list(folder.iterdir())) == 2  # the other one is kept under another name
+    send(inbox, one.frame([], bye=True))
+    inbox.close()
+    again = Inbox(paths.run_dir)
+    send(again, one.frame([part_of("log", b"g", name=TRACE, offset=6)]))
+    assert (folder / "rank-3.pt.trace.json.gz").read_bytes() == b"abcdefg"
+
+
+def test_a_trace_follows_no_link(inbox: Inbox, sender: Any, send: Any, paths: RunPaths, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (paths.run_dir / "captures").mkdir()
+    (paths.run_dir / "captures" / "step-40").symlink_to(elsewhere)
+    node = sender(1)
+    with pytest.raises(OSError):
+        send(inbox, node.frame([part_of("log", b"abc", name=TRACE, offset=0)]))
+    assert list(elsewhere.iterdir()) == []
+    assert inbox.positions(node.spool) == Positions()
+
+
+def test_a_trace_has_a_limit(sender: Any, send: Any, paths: RunPaths) -> None:
+    node, inbox = sender(1), Inbox(paths.run_dir, trace_bytes=4)
+    send(inbox, node.frame([part_of("log", b"abc", name=TRACE, offset=0)]))
+    with pytest.raises(FrameError, match="a trace is too large"):
+        send(inbox, node.frame([part_of("log", b"de", name=TRACE, offset=3)]))
+    inbox.close()
+    assert (paths.run_dir / TRACE).read_bytes() == b"abc"

@@ -52,7 +52,7 @@ def test_nothing_is_taken_and_nothing_changes(small: Path, sender: Any, send: An
     assert b"".join(node.files["logs/main.log"]) == (small / "logs" / "node1.main.log").read_bytes()
     end_run(small, exit_code=0, status="finished", wall_ns=9)
     data = open_run(small)
-    assert [one.steps["step"].tolist() for one in data.ranks] == [[0, 1, 2, 3, 4, 5]] * 2
+    assert [rank.steps["step"].tolist() for rank in data.ranks] == [[0, 1, 2, 3, 4, 5]] * 2
     assert len(data.errors) == 1
 
 

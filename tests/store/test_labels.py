@@ -69,8 +69,8 @@ def test_a_file_that_is_no_labels_says_nothing(paths: RunPaths, text: str) -> No
 
 
 def test_what_a_stranger_wrote_is_bounded(paths: RunPaths) -> None:
-    said = {"schema": 1, "name": "n" * 500, "tags": [*(f"t{i}" for i in range(50)), "t1", 3, "a b"], "note": 7}
-    (paths.run_dir / "labels.json").write_text(json.dumps(said))
+    document = {"schema": 1, "name": "n" * 500, "tags": [*(f"t{i}" for i in range(50)), "t1", 3, "a b"], "note": 7}
+    (paths.run_dir / "labels.json").write_text(json.dumps(document))
     found = read_labels(paths.run_dir)
     assert (len(found.name), len(found.tags), found.note) == (200, 32, "")
 
@@ -121,12 +121,12 @@ def test_a_run_that_another_process_works_on_is_not_deleted(paths: RunPaths) -> 
     run_dir = ended(paths)
     for folder in (run_dir, run_dir / "inbox"):
         folder.mkdir(exist_ok=True)
-        held = take_lock(folder)
+        lock = take_lock(folder)
         try:
             with pytest.raises(RunError, match="another process is working on it"):
                 delete_run(run_dir)
         finally:
-            os.close(held)
+            os.close(lock)
     delete_run(run_dir)
     assert not run_dir.exists()
 

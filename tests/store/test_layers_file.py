@@ -63,7 +63,7 @@ def test_samples_come_in_order_and_stay_when_sealed(paths: RunPaths, rings: Any)
     append_lines(paths.run_dir / "layers.jsonl", MODEL_LINE + line(step=137) + line() + line() + b"{nonsense\n")
     end_run(paths.run_dir, exit_code=0, status="finished")
     before = open_run(paths.run_dir)
-    assert [(one.step, one.rank, one.forward_us) for one in before.layers.samples] == [
+    assert [(sample.step, sample.rank, sample.forward_us) for sample in before.layers.samples] == [
         (37, 0, (2.5, 1.25)),  # a line that was read twice counts once
         (137, 0, (2.5, 1.25)),
     ]
@@ -93,7 +93,10 @@ def test_samples_of_other_nodes_are_loaded_and_sealed(
     inbox.close()
     end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
     before = open_run(paths.run_dir)
-    assert sorted((one.rank, one.step, one.wall_ns) for one in before.layers.samples) == [(0, 37, 5), (11, 37, 900)]
+    assert sorted((sample.rank, sample.step, sample.wall_ns) for sample in before.layers.samples) == [
+        (0, 37, 5),
+        (11, 37, 900),
+    ]
     assert "1 lines from other nodes could not be read." in before.notices
     seal(paths.run_dir)
     after = open_run(paths.run_dir).layers
@@ -105,12 +108,12 @@ def test_of_very_many_samples_the_same_steps_of_all_ranks_are_kept() -> None:
     steps = range(37, 30_037, 100)
     lines = [line(rank, step=step, nonfinite_forward=None) for step in steps for rank in range(2)]
     lines[2 * 57 + 1] = line(1, step=steps[57])  # the only one with something that is not finite
-    lines = [one.replace(b',"nonfinite_forward":null', b"") for one in lines]
+    lines = [line_bytes.replace(b',"nonfinite_forward":null', b"") for line_bytes in lines]
     choice = LayerChoice(most_steps=10)
     choice.see(lines)
-    kept, bad = read_layers(json.loads(one) for one in [MODEL_LINE, *filter(choice.takes, lines)])
+    records, bad = read_layers(json.loads(line_bytes) for line_bytes in [MODEL_LINE, *filter(choice.takes, lines)])
     assert bad == 0
-    found = {rank: [one.step for one in kept.samples if one.rank == rank] for rank in range(2)}
+    found = {rank: [sample.step for sample in records.samples if sample.rank == rank] for rank in range(2)}
     assert found[0] == found[1]
     assert len(found[0]) == 11
     assert (found[0][0], found[0][-1]) == (steps[0], steps[-1])
@@ -121,23 +124,23 @@ def test_of_very_many_samples_the_same_steps_of_all_ranks_are_kept() -> None:
 
 
 def test_the_hub_holds_few_bytes_of_a_long_run() -> None:
-    held = LayerLines(most_bytes=100 * len(line()))
-    held.put([MODEL_LINE, b"nonsense", line(step=11)], node="0", offset_ns=0)
+    layer_lines_in_memory = LayerLines(most_bytes=100 * len(line()))
+    layer_lines_in_memory.put([MODEL_LINE, b"nonsense", line(step=11)], node="0", offset_ns=0)
     for step in range(37, 100_037, 100):
-        held.put([line(step=step)], node="0", offset_ns=0)
-    kept = [json.loads(raw) for _, raw, _ in held.raw(["0"])]
-    assert kept[0] == MODEL
-    steps = [one["step"] for one in kept[1:]]
+        layer_lines_in_memory.put([line(step=step)], node="0", offset_ns=0)
+    records = [json.loads(raw) for _, raw, _ in layer_lines_in_memory.raw(["0"])]
+    assert records[0] == MODEL
+    steps = [row["step"] for row in records[1:]]
     assert steps[0] == 11
     assert 40 < len(steps) < 100
     assert max(steps) > 95_000
-    assert held.raw(["1"]) == []
+    assert layer_lines_in_memory.raw(["1"]) == []
 
 
 def test_a_run_in_memory_has_them_live_and_afterwards(paths: RunPaths, rings: Any) -> None:
     live = LiveRun()
     live.lines("layers.jsonl", [MODEL_LINE, line(3), b"{}"], node="0", offset_ns=2)
-    assert [(one.rank, one.step, one.wall_ns) for one in live.layers().samples] == [(3, 37, 3)]
+    assert [(sample.rank, sample.step, sample.wall_ns) for sample in live.layers().samples] == [(3, 37, 3)]
     write_steps(rings(0), 3)
     append_lines(paths.run_dir / "layers.jsonl", MODEL_LINE + line())
     end_run(paths.run_dir, exit_code=0, status="finished")
@@ -188,7 +191,7 @@ def records(draw: st.DrawFn) -> LayerRecords:
 
 @given(records())
 def test_lines_read_back_the_same(given_records: LayerRecords) -> None:
-    lines = [json.loads(json.dumps(one)) for one in layer_lines(given_records)]
+    lines = [json.loads(json.dumps(record)) for record in layer_lines(given_records)]
     assert read_layers(lines) == (given_records, 0)
 
 
@@ -215,9 +218,9 @@ def test_damaged_lines_are_counted_and_harm_nobody(spoiled: list[tuple[bool, dic
         count = len(found.models[sample.model].modules)
         assert len(sample.forward_us) == len(sample.checksum) == len(sample.memory["optimizer"]) == count
         assert sample.nonfinite_forward is None or sample.nonfinite_forward < count
-    again, none = read_layers(json.loads(json.dumps(one)) for one in layer_lines(found))
+    repeated, none = read_layers(json.loads(json.dumps(record)) for record in layer_lines(found))
     assert none == 0
-    assert len(again.samples) == len(found.samples)
+    assert len(repeated.samples) == len(found.samples)
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"[]\n", b'{"kind":"sample"}\n', b'{"kind":"model","modules":[1]}\n'])

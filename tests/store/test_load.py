@@ -26,9 +26,9 @@ from rings import (
 )
 
 from stepscope.errors import NotARun
+from stepscope.records.run_clock import process_start_ticks
 from stepscope.ring import RingBatch, RingState
 from stepscope.ring.layout import BLOCK_HEAD, FACTS_OFFSET, HOOK_FAILURES_WORD, MIN_CAPACITY, VERSION
-from stepscope.ring.writer import process_start_ticks
 from stepscope.store.create import RunPaths
 from stepscope.store.documents import end_run, read_meta, write_meta
 from stepscope.store.file_io import append_jsonl

@@ -46,16 +46,16 @@ def test_the_first_and_the_last_part_stay_where_they_were(log: Path) -> None:
     data = lines(0, 100_000)
     log.write_bytes(data)
     assert bound_log(log, SHARE)
-    kept = log.read_bytes()
-    assert len(kept) == len(data), "no byte changes its position"
+    content = log.read_bytes()
+    assert len(content) == len(data), "no byte changes its position"
     assert allocated(log) < SHARE + (2 << 16)
-    assert kept[: (1 << 16) - 120] == data[: (1 << 16) - 120]
-    assert kept[-(SHARE - (2 << 16)) :] == data[-(SHARE - (2 << 16)) :]
-    told = kept[(1 << 16) - 120 : 1 << 16].decode()
-    dropped = kept.count(0)
-    assert told.strip() == f"[stepscope: {dropped:,} bytes of output were dropped here to limit the size of this log]"
-    assert told.startswith("\n")
-    assert told.endswith("\n")
+    assert content[: (1 << 16) - 120] == data[: (1 << 16) - 120]
+    assert content[-(SHARE - (2 << 16)) :] == data[-(SHARE - (2 << 16)) :]
+    text = content[(1 << 16) - 120 : 1 << 16].decode()
+    dropped = content.count(0)
+    assert text.strip() == f"[stepscope: {dropped:,} bytes of output were dropped here to limit the size of this log]"
+    assert text.startswith("\n")
+    assert text.endswith("\n")
 
 
 def test_a_process_goes_on_appending_and_its_last_words_are_there(log: Path) -> None:
@@ -79,10 +79,10 @@ def test_a_process_goes_on_appending_and_its_last_words_are_there(log: Path) -> 
             process.stdin.write(b"\n")
             process.stdin.flush()
     assert process.returncode == 0
-    kept = log.read_bytes()
-    assert len(kept) == 100 * 100_000 + len(b"RuntimeError: the end\n")
-    assert kept.endswith(b"x\nRuntimeError: the end\n")
-    assert kept.count(b"[stepscope: ") == 1
+    content = log.read_bytes()
+    assert len(content) == 100 * 100_000 + len(b"RuntimeError: the end\n")
+    assert content.endswith(b"x\nRuntimeError: the end\n")
+    assert content.count(b"[stepscope: ") == 1
 
 
 def test_a_short_log_a_link_and_a_file_with_two_names_are_left_alone(log: Path, tmp_path: Path) -> None:

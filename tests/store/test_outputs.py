@@ -136,15 +136,15 @@ def test_what_was_copied_of_a_file_of_ours_in_memory_is_given_back(run_dir: Path
     file, log = printed_in_memory(run_dir, session)
     mark_session(session, "of this run")
     copier = OutputCopier(run_dir)
-    said = b"".join(b"line %d\n" % number for number in range(100_000))
-    for half in (said[:500_000], said[500_000:]):
+    text = b"".join(b"line %d\n" % number for number in range(100_000))
+    for half in (text[:500_000], text[500_000:]):
         with file.open("ab") as output:
             output.write(half)
         assert file.stat().st_blocks * 512 > 400_000
         copier.copy()
         assert file.stat().st_blocks * 512 <= 8192
     copier.close()
-    assert log.read_bytes() == said
+    assert log.read_bytes() == text
 
 
 def test_nobody_elses_file_is_ever_emptied(run_dir: Path, tmp_path: Path) -> None:

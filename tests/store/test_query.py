@@ -105,6 +105,7 @@ def test_the_database_is_shut(run: Path, tmp_path: Path) -> None:
         assert sorted(tmp_path.rglob("*")) == before, statement
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("text", "why"),
     [

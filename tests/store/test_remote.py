@@ -45,7 +45,7 @@ def received(run_dir: Path, send: Any, *senders: Any, nnodes: int | None = None)
     end_run(run_dir, exit_code=0, status="finished", wall_ns=9)
 
 
-def told(run_dir: Path) -> list[str]:
+def warnings_of(run_dir: Path) -> list[str]:
     """The notices, but for those of a run without agent."""
     return [notice for notice in open_run(run_dir).notices if not notice.startswith("No agent wrote")]
 
@@ -62,7 +62,7 @@ def test_every_clock_is_the_hubs(paths: RunPaths, sender: Any, send: Any) -> Non
     inbox.close()
     end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
     data = open_run(paths.run_dir)
-    assert [(one.rank, one.anchor_wall_ns, one.ended_wall_ns) for one in data.ranks] == [
+    assert [(rank.rank, rank.anchor_wall_ns, rank.ended_wall_ns) for rank in data.ranks] == [
         (10, 10_000, 10_900),
         (11, 10_000, 10_900),
         (20, 10_000, 10_900),
@@ -71,12 +71,12 @@ def test_every_clock_is_the_hubs(paths: RunPaths, sender: Any, send: Any) -> Non
     assert [event["wall_ns"] for event in data.events if event["event"] == "warning"] == [
         10_001, 10_002, 10_011, 10_012, 10_021, 10_022, 10_031, 10_032,
     ]  # fmt: skip
-    assert [(one["wall_ns"], one["node"]) for one in data.samples[:3]] == [
+    assert [(sample["wall_ns"], sample["node"]) for sample in data.samples[:3]] == [
         (10_001, "host1"),
         (10_002, "host2"),
         (10_011, "host1"),
     ]
-    assert [(one["wall_ns"], one["rank"]) for one in data.stacks] == [
+    assert [(stack["wall_ns"], stack["rank"]) for stack in data.stacks] == [
         (10_001, 10),
         (10_002, 20),
         (10_011, 10),
@@ -96,14 +96,14 @@ def test_equal_pids_on_two_nodes(paths: RunPaths, rings: Any, sender: Any, send:
     received(paths.run_dir, send, sender(1), sender(2))
     data = open_run(paths.run_dir)
     assert [(error.type, error.rank) for error in data.errors] == [("Own", 0), ("E", 10), ("E", 20)]
-    assert sorted(one.rank for one in data.ranks) == [0, 10, 11, 20, 21]
+    assert sorted(rank.rank for rank in data.ranks) == [0, 10, 11, 20, 21]
 
 
 def test_a_node_that_said_goodbye_is_as_it_said(paths: RunPaths, sender: Any, send: Any) -> None:
     received(paths.run_dir, send, sender(1), nnodes=2)
     data = open_run(paths.run_dir)
-    assert [one.state for one in data.ranks] == ["exited", "exited"]
-    assert told(paths.run_dir) == []
+    assert [rank.state for rank in data.ranks] == ["exited", "exited"]
+    assert warnings_of(paths.run_dir) == []
     assert [(node["node"], node["host"], node["bye"]["status"]) for node in data.nodes] == [(1, "host1", "finished")]
 
 
@@ -122,7 +122,7 @@ def test_lost_absent_and_refused_are_told(
     inbox.close()
     write_meta(paths.run_dir, {**read_meta(paths.run_dir), "nnodes": 5})
     end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
-    assert [one.state for one in open_run(paths.run_dir).ranks] == ["vanished", "vanished"]
+    assert [rank.state for rank in open_run(paths.run_dir).ranks] == ["vanished", "vanished"]
     expected = [
         "Nodes 2, 3, 4 never joined; their data is missing.",
         "Node 1 (host b) was lost: it last sent data at 2023-11-14 22:13:20 and never reported how it ended.",
@@ -130,9 +130,9 @@ def test_lost_absent_and_refused_are_told(
         "Node 1 (host b): 1 frame refused.",
         "The hub refused 4 requests: wrong tokens (3), invalid frames (1).",
     ]
-    assert told(paths.run_dir) == expected
+    assert warnings_of(paths.run_dir) == expected
     seal(paths.run_dir)
-    assert told(paths.run_dir) == expected
+    assert warnings_of(paths.run_dir) == expected
     monkeypatch.undo()
     time.tzset()
 
@@ -144,7 +144,7 @@ def test_a_node_that_sends_keeps_the_run_alive(paths: RunPaths, sender: Any, sen
     send(inbox, node.frame([node.sidecars(), node.block([0, 0], [3, 4])]))
     inbox.save_nodes()
     assert processes_alive(paths.run_dir)
-    assert [one.state for one in open_run(paths.run_dir).ranks] == ["running", "running"]
+    assert [rank.state for rank in open_run(paths.run_dir).ranks] == ["running", "running"]
     with pytest.raises(RunError, match="its hub is still receiving data"):
         seal(paths.run_dir)
     inbox.close()
@@ -179,31 +179,37 @@ def test_late_data_are_loaded_and_sealed_with_the_rest(paths: RunPaths, sender: 
     inbox.close()
     end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
     seal(paths.run_dir)
-    assert [(one.state, len(one.steps)) for one in open_run(paths.run_dir).ranks] == [("vanished", 4), ("vanished", 2)]
+    assert [(rank.state, len(rank.steps)) for rank in open_run(paths.run_dir).ranks] == [
+        ("vanished", 4),
+        ("vanished", 2),
+    ]
     late = Inbox(paths.run_dir)
     assert late.positions(node.spool).rings == {node.rings[0].about.key: 64, node.rings[1].about.key: 32}
     send(late, node.frame([node.block([2, 2], [6, 5])]))
     late.close()
     assert needs_seal(paths.run_dir)
-    assert [(one.state, len(one.steps)) for one in open_run(paths.run_dir).ranks] == [("vanished", 6), ("vanished", 5)]
+    assert [(rank.state, len(rank.steps)) for rank in open_run(paths.run_dir).ranks] == [
+        ("vanished", 6),
+        ("vanished", 5),
+    ]
     late = Inbox(paths.run_dir)
     send(late, node.everything(), other.everything())
     late.save_nodes()
     late.close()
     data = open_run(paths.run_dir)
-    assert [(one.rank, one.state, one.steps["step"].tolist()) for one in data.ranks] == [
+    assert [(rank.rank, rank.state, rank.steps["step"].tolist()) for rank in data.ranks] == [
         (rank, "exited", [0, 1, 2, 3, 4, 5]) for rank in (10, 11, 20, 21)
     ]
-    assert [one.anchor_wall_ns for one in data.ranks] == [10_000] * 4
+    assert [rank.anchor_wall_ns for rank in data.ranks] == [10_000] * 4
     assert len(data.samples) == 10
     assert len([event for event in data.events if event["event"] == "note"]) == 4
     seal(paths.run_dir)
     assert plain(open_run(paths.run_dir)) == plain(data)
     assert not needs_seal(paths.run_dir)
-    again = Inbox(paths.run_dir)
-    parts_sent = send(again, node.everything())
+    repeated = Inbox(paths.run_dir)
+    parts_sent = send(repeated, node.everything())
     assert (parts_sent.rows, parts_sent.duplicate_parts) == (0, 8)
-    again.close()
+    repeated.close()
     assert not needs_seal(paths.run_dir)
 
 
@@ -211,6 +217,7 @@ class Killed(BaseException):
     """What a SIGKILL is to the code."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.faults
 @pytest.mark.parametrize("times", [1, 4, 6])
 def test_a_second_seal_killed_at_any_point(
@@ -230,12 +237,12 @@ def test_a_second_seal_killed_at_any_point(
 
     def dies(self: Path, target: Path) -> Path:
         calls.append(target)
-        if self.parent.name == ".sealed" and [one for one in calls if one] and _moves(calls) == times:
+        if self.parent.name == ".sealed" and [call for call in calls if call] and _moves(calls) == times:
             raise Killed
         return real(self, target)
 
     def _moves(seen: list[Path]) -> int:
-        return sum(one.parent == paths.run_dir for one in seen)
+        return sum(path.parent == paths.run_dir for path in seen)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Path, "replace", dies)
@@ -313,6 +320,7 @@ def test_a_part_that_cannot_be_made_is_one_line(filled: Path, capfd: pytest.Capt
     assert "journal 2 was not sealed" in capfd.readouterr().err
 
 
+@pytest.mark.few(2)
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ["_write_chunk", "write_positions"])
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
@@ -390,22 +398,22 @@ def test_of_a_huge_run_the_ranks_that_matter_are_loaded(
         parts.seal_journal(paths.run_dir, number)
     end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
     before = open_run(paths.run_dir)
-    assert {0, count + 8, 4 * count} <= {one.rank for one in before.ranks}
-    told = f"This run has {8 * count:,} steps of {4 * count:,} ranks on other nodes: 40 ranks were analyzed"
-    assert told in before.notices[-1]
+    assert {0, count + 8, 4 * count} <= {rank.rank for rank in before.ranks}
+    text = f"This run has {8 * count:,} steps of {4 * count:,} ranks on other nodes: 40 ranks were analyzed"
+    assert text in before.notices[-1]
     seal(paths.run_dir)
     assert not (paths.run_dir / "inbox").exists()
     assert not needs_seal(paths.run_dir)
     data = open_run(paths.run_dir)
-    assert {0, *slow} <= {one.rank for one in data.ranks}
+    assert {0, *slow} <= {rank.rank for rank in data.ranks}
     assert len(data.ranks) == 41
-    assert {len(one.steps) for one in data.ranks if one.rank} == {2}
+    assert {len(rank.steps) for rank in data.ranks if rank.rank} == {2}
     assert {sample["node"] for sample in data.samples} <= {f"host{number}" for number in range(1, 6)}
-    asked = query(
+    result = query(
         paths.run_dir,
         "select count(*), count(distinct rank), list(distinct rank order by rank) filter (wall_ns >= 1000000000), "
         f"(select (host, steps, anchor_wall_ns) from ranks where rank = {4 * count + 1}), "
         "(select count(*) from ranks) from steps",
     )
     ranks = 5 * count + 1
-    assert asked.rows == ((10 * count + 5, ranks, [*slow], ("host5", 2, 10_000), ranks),)
+    assert result.rows == ((10 * count + 5, ranks, [*slow], ("host5", 2, 10_000), ranks),)

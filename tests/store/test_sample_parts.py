@@ -128,7 +128,7 @@ def test_a_hub_near_its_limit_keeps_less(tmp_path: Path) -> None:
     hub.hours(24 * 4)
     hub.inbox.close()
     sealed = read_positions(tmp_path)
-    assert {one.span_s for one in parts.sample_parts(tmp_path, sealed.parts)} == {0, 3600}
+    assert {part.span_s for part in parts.sample_parts(tmp_path, sealed.parts)} == {0, 3600}
     assert _stood_for(_read(tmp_path)) == hub.sent
 
 
@@ -148,15 +148,15 @@ class _Heard:
         assert len(rows.slots) == 0
 
 
-@pytest.mark.parametrize("told", [0, 3, 9])
-def test_a_tail_that_a_part_overtakes_hears_each_sample_once(days: Days, told: int) -> None:
+@pytest.mark.parametrize("frames_before_part", [0, 3, 9])
+def test_a_tail_that_a_part_overtakes_hears_each_sample_once(days: Days, frames_before_part: int) -> None:
     """``told``: how many frames it had read when their journal was sealed."""
     now_s = iter(range(10_000))
     tail = InboxTail(days.run_dir, cast("Any", heard := _Heard()), clock=lambda: float(next(now_s)))
     days.hours(5)
-    for _ in range(told):
+    for _ in range(frames_before_part):
         tail.poll()
-    assert len(heard.samples) == told * FRAME_S // EVERY_S
+    assert len(heard.samples) == frames_before_part * FRAME_S // EVERY_S
     days.hours(12)
     assert read_positions(days.run_dir).through == 1
     for _ in range(80):

@@ -39,14 +39,16 @@ def test_few_are_all_kept() -> None:
 
 def test_every_nth_of_each_source_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_files, "MOST_SAMPLES", 100)
-    both = [one for number in range(200) for one in ({"at": number, **HOST}, {"at": number, **GPU})]
-    kept = thinned(both)
+    both = [sample for number in range(200) for sample in ({"at": number, **HOST}, {"at": number, **GPU})]
+    thin = thinned(both)
     assert sample_files.strides({0: 400}) == {0: 4}
     assert sample_files.newest_of(2) == 12
     expected = sorted({*range(0, 200, 4), *range(188, 200)})
-    assert [one["at"] for one in kept if one["kind"] == "host"] == expected
-    assert [one["at"] for one in kept if one["kind"] == "gpu"] == expected
-    assert kept == sorted(kept, key=lambda one: (one["at"], one["kind"] == "gpu")), "in the order in which they came"
+    assert [row["at"] for row in thin if row["kind"] == "host"] == expected
+    assert [row["at"] for row in thin if row["kind"] == "gpu"] == expected
+    assert thin == sorted(thin, key=lambda sample: (sample["at"], sample["kind"] == "gpu")), (
+        "in the order in which they came"
+    )
 
 
 def test_a_long_run_is_chosen_evenly_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,10 +57,10 @@ def test_a_long_run_is_chosen_evenly_in_time(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sample_files, "NEWEST", 5)
     minutes = [{**HOST, "wall_ns": at * 60 * 10**9, "span_s": 60} for at in range(1440)]
     seconds = [{**HOST, "wall_ns": (86400 + at) * 10**9} for at in range(7200)]
-    kept = thinned([*minutes, *seconds])
+    thin = thinned([*minutes, *seconds])
     assert sample_files.strides({60: 1440, 0: 7200}) == {60: 2, 0: 120}
-    assert len([one for one in kept if "span_s" in one]) == 720
-    assert [one["wall_ns"] // 10**9 - 86400 for one in kept if "span_s" not in one] == [
+    assert len([sample for sample in thin if "span_s" in sample]) == 720
+    assert [row["wall_ns"] // 10**9 - 86400 for row in thin if "span_s" not in row] == [
         *range(0, 7200, 120),
         *range(7195, 7200),
     ]
@@ -68,9 +70,9 @@ def test_a_long_run_is_chosen_evenly_in_time(monkeypatch: pytest.MonkeyPatch) ->
 def test_of_very_many_sources_a_few_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_files, "MOST_SAMPLES", 100)
     many = [{"pid": pid, "at": number} for number in range(50) for pid in range(40)]
-    kept = thinned(many)
+    thin = thinned(many)
     for pid in range(40):
-        assert [one["at"] for one in kept if one["pid"] == pid] == [0, 20, 40, *range(42, 50)]
+        assert [row["at"] for row in thin if row["pid"] == pid] == [0, 20, 40, *range(42, 50)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.lists(st.integers()) | st.text(max_size=2)), max_size=60))
@@ -78,9 +80,9 @@ def test_whatever_is_in_a_line(drawn: list[tuple[int, Any]]) -> None:
     thinner: Thinner[int] = Thinner({0: 3})
     for number, (pid, node) in enumerate(drawn):
         thinner.add(source_of({"pid": pid, "node": node}), 0, number)
-    kept = thinner.chosen()
-    assert kept == sorted(set(kept))
-    assert kept == list(range(len(drawn))), "fewer than the last that are always kept"
+    indexes = thinner.chosen()
+    assert indexes == sorted(set(indexes))
+    assert indexes == list(range(len(drawn))), "fewer than the last that are always kept"
 
 
 @pytest.fixture(params=[1, pytest.param(1 << 30, marks=pytest.mark.soak)], ids=["large", "small"])
@@ -116,16 +118,16 @@ def test_thinned_segments_are_sealed_with_what_they_stand_for(tmp_path: Path) ->
     append_jsonl(path / "samples.jsonl", [{"wall_ns": 5, "node": "a", "kind": "host", "cpu_percent": 3.0}])
     for _ in range(4):
         keeper.check()
-    assert [one.span_s for one in sample_segments(path)] == [60, 0]
+    assert [segment.span_s for segment in sample_segments(path)] == [60, 0]
     append_jsonl(path / "samples.jsonl", [{"wall_ns": 6, "node": "a", "kind": "host", "cpu_percent": 4.0}])
     before = open_run(path).samples
-    assert sum(one["over"]["samples"] if "over" in one else 1 for one in before) == len(run.samples) + 2
-    told = "select count(*), max(span_s), sum(coalesce((extra->'over'->>'samples')::int, 1)) from samples"
+    assert sum(row["over"]["samples"] if "over" in row else 1 for row in before) == len(run.samples) + 2
+    counts_sql = "select count(*), max(span_s), sum(coalesce((extra->'over'->>'samples')::int, 1)) from samples"
     expected = ((len(before), 60, len(run.samples) + 2),)
-    assert query(path, told).rows == expected
+    assert query(path, counts_sql).rows == expected
     seal.seal(path)
     assert open_run(path).samples == before
-    assert query(path, told).rows == expected
+    assert query(path, counts_sql).rows == expected
     assert not (path / "samples.jsonl").exists()
     assert not (path / "samples").exists()
 
@@ -142,9 +144,11 @@ def test_thinned_and_whole_ones_are_chosen_alike_open_and_sealed(
     (path / "samples.jsonl").unlink(missing_ok=True)
     minutes = [{"wall_ns": at * 60 * 10**9, "span_s": 60, "over": {"samples": 60}} for at in range(400)]
     seconds = [{"wall_ns": (24_000 + at) * 10**9} for at in range(3000)]
-    append_jsonl(path / "samples.jsonl", [{**one, **whose} for one in (*minutes, *seconds) for whose in (HOST, GPU)])
+    append_jsonl(
+        path / "samples.jsonl", [{**minute, **whose} for minute in (*minutes, *seconds) for whose in (HOST, GPU)]
+    )
     before = open_run(path).samples
-    spans = [one.get("span_s", 0) for one in before if one["kind"] == "host"]
+    spans = [sample.get("span_s", 0) for sample in before if sample["kind"] == "host"]
     assert 90 < spans.count(60) < 140, "a day at one a minute weighs more than its last fifty minutes"
     assert 20 <= spans.count(0) < 40 + 20
     seal.seal(path)
@@ -173,7 +177,7 @@ def test_columns_of_a_later_version_are_passed_over(night: tuple[Path, int]) -> 
     duckdb.execute(f"COPY (SELECT *, 7 AS later FROM '{sealed}') TO '{sealed}.more' (FORMAT parquet)")
     sealed.with_name("samples.parquet.more").replace(sealed)
     assert query(path, "select count(*) from samples").rows == ((total,),)
-    assert {one["later"] for one in open_run(path).samples} == {7}
+    assert {sample["later"] for sample in open_run(path).samples} == {7}
 
 
 @pytest.mark.faults
@@ -207,8 +211,8 @@ def test_any_samples_come_back(drawn: list[dict[str, Any]]) -> None:
         for batch in (drawn[:5], drawn[5:]):
             add_samples(con, batch)
         back = sample_rows(con.execute("SELECT * FROM samples").fetchnumpy())
-    told = [{name: own for name, own in one.items() if own is not None} for one in drawn]
-    assert json.dumps(back, sort_keys=True) == json.dumps([_as_kept(one) for one in told], sort_keys=True)
+    without_nulls = [{name: own for name, own in line.items() if own is not None} for line in drawn]
+    assert json.dumps(back, sort_keys=True) == json.dumps([_as_kept(line) for line in without_nulls], sort_keys=True)
 
 
 def _as_kept(sample: dict[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextvars
 import json
-import platform
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -114,11 +115,11 @@ def test_a_sealed_run_reads_exactly_the_same(run: Path, plain: Any) -> None:
 def test_time_between_steps_is_kept_and_older_runs_have_none(run: Path) -> None:
     """``between_ns`` came later than the first runs: their files lack the column."""
     seal.seal(run)
-    assert [sum(one.steps["between_ns"].tolist()) for one in open_run(run).ranks] == [0, 0, 7, 0]
+    assert [sum(rank.steps["between_ns"].tolist()) for rank in open_run(run).ranks] == [0, 0, 7, 0]
     sealed, older = run / "steps.parquet", run / "older.parquet"
     duckdb.sql(f"COPY (SELECT * EXCLUDE between_ns FROM read_parquet('{sealed}')) TO '{older}' (FORMAT parquet)")
     older.replace(sealed)
-    assert [sum(one.steps["between_ns"].tolist()) for one in open_run(run).ranks] == [0, 0, 0, 0]
+    assert [sum(rank.steps["between_ns"].tolist()) for rank in open_run(run).ranks] == [0, 0, 0, 0]
 
 
 def test_sealing_frees_the_session(run: Path, paths: RunPaths) -> None:
@@ -163,6 +164,7 @@ def test_what_is_no_run_is_not_sealed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("facts", [None, 7, [], "x", {"loader": 3, "threads": "2"}, {"unheard": {}}], ids=str)
 def test_sealed_facts_of_another_hand_are_none(run: Path, facts: Any) -> None:
     seal.seal(run)
@@ -204,6 +206,7 @@ KILL_AT = [
 """Who, what and at which call: everything that a seal does to the disk."""
 
 
+@pytest.mark.few(5)
 @pytest.mark.faults
 @pytest.mark.parametrize(
     "before", [pytest.param(True, id="before"), pytest.param(False, id="after", marks=pytest.mark.soak)]
@@ -309,6 +312,7 @@ def test_a_sealed_run_that_lost_a_file_says_so(sealed: Path, name: str) -> None:
         open_run(sealed)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ["steps.parquet", "samples.parquet", "ranks.json"])
 @pytest.mark.parametrize("size", [0, 10, 200])
 def test_a_sealed_run_that_was_cut_says_so(sealed: Path, name: str, size: int) -> None:
@@ -337,7 +341,7 @@ def test_fuzz_ranks_json(sealed: Path, at: int, change: bytes) -> None:
 
 def test_another_machines_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copied elsewhere, a run is what its files say: no process of this machine is one of its."""
-    monkeypatch.setattr(platform, "node", lambda: "elsewhere")
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
     data = open_run(run)
     assert [series.state for series in data.ranks[:2]] == ["exited", "running"]
 

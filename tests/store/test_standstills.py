@@ -32,13 +32,13 @@ def write(run_dir: Path, host: str, ranks: range, *, spool: str = "", ahead_ns: 
     record = judge(own, number=1, **instants)
     assert isinstance(record, HangRecord)
     write_hang(run_dir, record)
-    kept = EvidenceFile(
+    evidence_file = EvidenceFile(
         number=1,
         stopped_wall_ns=instants["stopped_wall_ns"],
         gathered_wall_ns=instants["declared_wall_ns"],
         evidence=own,
     )
-    write_evidence(run_dir, kept)
+    write_evidence(run_dir, evidence_file)
     for path in (run_dir / "hangs").glob(f"{host}-*") if spool else ():
         path.write_bytes(signed_file(f"hangs/{path.name}", path.read_bytes(), spool=spool, host=host))
 
@@ -48,12 +48,12 @@ def series(*hosts: str) -> list[RankSeries]:
     found = Cluster(ranks=len(hosts), steps=8).series()
     return [
         replace(
-            one,
+            rank_series,
             state="running",
             ended_wall_ns=None,
-            identity=replace(one.identity, host=host, pid=1000 + one.rank),
+            identity=replace(rank_series.identity, host=host, pid=1000 + rank_series.rank),
         )
-        for one, host in zip(found, hosts, strict=True)
+        for rank_series, host in zip(found, hosts, strict=True)
     ]
 
 
@@ -66,7 +66,7 @@ def test_clocks_that_differ_by_minutes_are_one(tmp_path: Path) -> None:
     write(tmp_path, "a", range(2))
     write(tmp_path, "b", range(2, 4), spool=SPOOL, ahead_ns=AHEAD_NS)
     (hang,), bad = read_joined_hangs(tmp_path, series(*"aabb"), (), [node()])
-    assert ([one.rank for one in hang.culprits], hang.stopped_wall_ns, bad) == ([3], 100 * S, ())
+    assert ([culprit.rank for culprit in hang.culprits], hang.stopped_wall_ns, bad) == ([3], 100 * S, ())
     assert hang.title.startswith("Rank 3 on b never called")
 
 
@@ -74,7 +74,7 @@ def test_ranks_of_different_attempts_do_not_wait_for_each_other(tmp_path: Path) 
     write(tmp_path, "a", range(2))
     write(tmp_path, "b", range(2, 4))
     ranks = series(*"aabb")
-    ranks[2:] = [replace(one, identity=replace(one.identity, attempt=1)) for one in ranks[2:]]
+    ranks[2:] = [replace(rank, identity=replace(rank.identity, attempt=1)) for rank in ranks[2:]]
     assert len(read_joined_hangs(tmp_path, ranks, (), [])[0]) == 2
     assert len(read_joined_hangs(tmp_path, [], (), [])[0]) == 1  # nothing is known of their processes
 
@@ -82,7 +82,7 @@ def test_ranks_of_different_attempts_do_not_wait_for_each_other(tmp_path: Path) 
 def test_ranks_that_are_gone_are_known_to_the_run(tmp_path: Path) -> None:
     write(tmp_path, "a", range(2))
     ranks = series(*"aabb")
-    ranks[2:] = [replace(one, state="exception", ended_wall_ns=99 * S) for one in ranks[2:]]
+    ranks[2:] = [replace(rank, state="exception", ended_wall_ns=99 * S) for rank in ranks[2:]]
     error = RankError(rank=3, pid=1003, type="ValueError", message="bad", wall_ns=99 * S)
     followed = RankError(rank=2, pid=1002, type="RuntimeError", message="Connection closed by peer", wall_ns=99 * S)
     (hang,), _ = read_joined_hangs(tmp_path, ranks, (error, followed), [])

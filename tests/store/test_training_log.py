@@ -26,11 +26,16 @@ def test_the_last_line_and_our_step(run_dir: Path) -> None:
     lines = [TITAN.format(step, loss) for step, loss in ((110, 7.5), (115, 6.5), (120, 6.0))]
     (run_dir / "logs" / "rank-0.log").write_text("hello\n" + "".join(lines))
     (run_dir / "logs" / "rank-1.log").write_text(TITAN.format(1, 1.0))
-    said = read_training_log(run_dir, run.ranks)
-    assert (said["framework"], said["rank"], said["iteration"], said["step"]) == ("torchtitan", 0, 120, 19)
-    assert said["figures"]["loss"] == {"last": 6.0, "median": 6.5}
-    summary = summarize(replace(run, training_log=said))
-    assert summary["training_log"] == said
+    training_log = read_training_log(run_dir, run.ranks)
+    assert (training_log["framework"], training_log["rank"], training_log["iteration"], training_log["step"]) == (
+        "torchtitan",
+        0,
+        120,
+        19,
+    )
+    assert training_log["figures"]["loss"] == {"last": 6.0, "median": 6.5}
+    summary = summarize(replace(run, training_log=training_log))
+    assert summary["training_log"] == training_log
     text = render_text(summary, width=200)
     assert (
         "training  torchtitan iteration 120 (our step 19) · loss 6 (median 6.5) · 1,234 tokens/s per device · "
@@ -42,8 +47,13 @@ def test_megatron_prints_on_the_last_rank(run_dir: Path) -> None:
     run = Cluster(ranks=4, steps=20).run()
     (run_dir / "logs" / "rank-0.log").write_text("building the model\n")
     (run_dir / "logs" / "rank-3.log").write_text(MEGATRON.format(20))
-    said = read_training_log(run_dir, run.ranks)
-    assert (said["framework"], said["rank"], said["iteration"], said["step"]) == ("megatron", 3, 20, 19)
+    training_log = read_training_log(run_dir, run.ranks)
+    assert (training_log["framework"], training_log["rank"], training_log["iteration"], training_log["step"]) == (
+        "megatron",
+        3,
+        20,
+        19,
+    )
 
 
 def test_without_such_lines_there_is_nothing(run_dir: Path) -> None:

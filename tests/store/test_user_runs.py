@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from stepscope.store.catalog import UserHub, add_folder, announced, find_user_hub, known_folders, run_id, split_run_id
+from stepscope.store.user_runs import UserHub, add_folder, announced, find_user_hub, known_folders, run_id, split_run_id
 
 
 @pytest.fixture
@@ -26,27 +26,27 @@ def made(tmp_path: Path, *names: str) -> list[Path]:
 
 
 def test_folders_are_remembered_once_and_only_for_this_user(environ: dict[str, str], tmp_path: Path) -> None:
-    one, two = made(tmp_path, "one/runs", "two/runs")
+    first, two = made(tmp_path, "one/runs", "two/runs")
     assert known_folders(environ) == {}
-    for folder in (one, two, one):
+    for folder in (first, two, first):
         assert add_folder(folder, environ) == folder
     place = tmp_path / "state" / "stepscope" / "folders"
-    assert set(known_folders(environ).values()) == {one, two}
+    assert set(known_folders(environ).values()) == {first, two}
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in place.iterdir()} == {0o600}
 
 
 def test_without_a_state_folder_it_is_in_the_home_directory(tmp_path: Path) -> None:
-    (one,) = made(tmp_path, "runs")
-    add_folder(one, {"HOME": str(tmp_path)})
+    (runs,) = made(tmp_path, "runs")
+    add_folder(runs, {"HOME": str(tmp_path)})
     assert [path.parent for path in tmp_path.rglob("*.json")] == [tmp_path / ".local/state/stepscope/folders"]
 
 
 def test_two_runs_of_one_name_have_two_ids(tmp_path: Path) -> None:
-    one, two = tmp_path / "one" / "night", tmp_path / "two" / "night"
-    assert run_id(one) != run_id(two)
-    assert [split_run_id(run_id(path))[0] for path in (one, two)] == ["night", "night"]
-    assert run_id(one) == run_id(one)
+    first, two = tmp_path / "one" / "night", tmp_path / "two" / "night"
+    assert run_id(first) != run_id(two)
+    assert [split_run_id(run_id(path))[0] for path in (first, two)] == ["night", "night"]
+    assert run_id(first) == run_id(first)
     assert split_run_id(run_id(tmp_path / "a~b"))[0] == "a~b"
 
 
@@ -55,7 +55,7 @@ def test_a_folder_that_is_gone_is_forgotten_by_the_host_that_named_it(
 ) -> None:
     here, there = made(tmp_path, "here", "there")
     add_folder(here, environ)
-    monkeypatch.setattr(platform, "node", lambda: "another")
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="another"))
     add_folder(there, environ)
     monkeypatch.undo()
     for folder in (here, there):
@@ -79,15 +79,15 @@ def test_the_number_of_folders_is_bounded(environ: dict[str, str], tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 2}', '{"schema": 1, "folder": "/"}', "[" * 100_000])
 def test_foreign_files_are_ignored(environ: dict[str, str], tmp_path: Path, text: str) -> None:
-    (one,) = made(tmp_path, "one")
-    add_folder(one, environ)
+    (runs,) = made(tmp_path, "one")
+    add_folder(runs, environ)
     place = tmp_path / "state" / "stepscope" / "folders"
     (place / "abcdef0123.json").write_text(text)
-    assert list(known_folders(environ).values()) == [one]
+    assert list(known_folders(environ).values()) == [runs]
     place.chmod(0o777)
     assert known_folders(environ) == {}, "others could have put files there"
     with pytest.raises(OSError, match="others can write"):
-        add_folder(one, environ)
+        add_folder(runs, environ)
 
 
 @pytest.mark.parametrize("existing", [False, True])
@@ -95,13 +95,13 @@ def test_other_users_cannot_enter_the_folder_of_a_user(
     environ: dict[str, str], tmp_path: Path, *, existing: bool
 ) -> None:
     """``mkdir`` creates missing parents with the umask's mode, and an older version left them open."""
-    (one,) = made(tmp_path, "one")
+    (runs,) = made(tmp_path, "one")
     place = tmp_path / "state" / "stepscope"
     before = os.umask(0o022)
     try:
         if existing:
             (place / "folders").mkdir(parents=True)
-        add_folder(one, environ)
+        add_folder(runs, environ)
         with announced(UserHub(url="http://127.0.0.1:7071", token="secret"), environ):
             modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (place, place / "hubs")}
     finally:
@@ -117,11 +117,11 @@ def test_a_hub_is_found_while_its_process_runs(environ: dict[str, str], tmp_path
         (path,) = tmp_path.rglob("hubs/*.json")
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert find_user_hub(environ) == hub
-        said = json.loads(path.read_text())
+        document = json.loads(path.read_text())
         for wrong in ({"start_ticks": 1}, {"pid": -1}, {"url": None}, {"place": {}}, {"pid": None}):
-            path.write_text(json.dumps({**said, **wrong}))
+            path.write_text(json.dumps({**document, **wrong}))
             assert find_user_hub(environ) is None, wrong
-        path.write_text(json.dumps(said))
+        path.write_text(json.dumps(document))
         path.chmod(0o622)
         assert find_user_hub(environ) is None, "others could have written it"
         path.chmod(0o600)

@@ -23,7 +23,7 @@ def raw(case: str) -> Any:
     return json.loads(gzip.decompress((DATA / f"{case}.json.gz").read_bytes()))
 
 
-def kept(case: str) -> EvidenceFile:
+def recorded_evidence(case: str) -> EvidenceFile:
     return evidence_from_dict(raw(case))
 
 

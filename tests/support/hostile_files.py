@@ -31,9 +31,12 @@ SECRET = "secret-of-the-reader"
 WORK = "work"
 
 OTHER_FILES = (
+    "alerts/outbox.jsonl",
+    "alerts/sent.jsonl",
     "collectives.parquet",
     "comm.parquet",
     "errors/1.json",
+    "finding-history.jsonl",
     "flight/nccl_trace_rank_0",
     "flight/rank_0.json",
     "hangs/host-1.evidence.json",
@@ -41,6 +44,7 @@ OTHER_FILES = (
     "inbox/000001.frames",
     "inbox/hub-events.jsonl",
     "inbox/places.jsonl",
+    "incidents.jsonl",
     "labels.json",
     "layers.jsonl",
     "lease.json",
@@ -130,6 +134,7 @@ def make_active(run_dir: Path) -> None:
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "report": ("report", "RUN"),
+    "incident": ("incident", "RUN", "1", "--markdown"),
     "report --json": ("report", "--json", "RUN"),
     "report --html": ("report", "--redact", "RUN", "--html", "OUT"),
     "list": ("list", "FOLDER"),
@@ -187,9 +192,9 @@ def api_outcome(run_dir: Path) -> dict[str, Any]:
     from stepscope.hub.runs import Runs
 
     paths = [
-        re.sub(r"{(\w+)(?::\w+)?}", lambda found: {"run": run_dir.name, "rank": "0"}.get(found[1], "x"), one.path)
-        for one in resources_of(Streams(), str, ingest=False)
-        if one.method == "GET" and not one.path.endswith("/stream")
+        re.sub(r"{(\w+)(?::\w+)?}", lambda found: {"run": run_dir.name, "rank": "0"}.get(found[1], "x"), resource.path)
+        for resource in resources_of(Streams(), str, ingest=False)
+        if resource.method == "GET" and not resource.path.endswith("/stream")
     ]
     names = [f"/api/v1/runs/{run_dir.name}/files/{name}" for name in files_of(run_dir)]
 
@@ -263,9 +268,9 @@ def _peak_bytes() -> int:
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[2])
-    runs = map(Path, asked["runs"])
-    for outcome in outcomes(Path(sys.argv[1]), runs, asked["kinds"], asked["actions"], asked["names"]):
+    document = json.loads(sys.argv[2])
+    runs = map(Path, document["runs"])
+    for outcome in outcomes(Path(sys.argv[1]), runs, document["kinds"], document["actions"], document["names"]):
         print(json.dumps(outcome), flush=True)
     print(json.dumps({"peak_bytes": _peak_bytes()}), flush=True)
 

@@ -67,15 +67,15 @@ def taken_of(
     """The rows of these steps, ring by ring: each step's, then its device times; or those of given ``records``."""
     table = np.zeros(len(series), TABLE_FIELDS)
     parts: list[NDArray[np.uint8]] = []
-    for place, one in enumerate(series):
-        own, device = records_of(one) if records is None else records[place]
+    for place, rank_series in enumerate(series):
+        own, device = records_of(rank_series) if records is None else records[place]
         own = own[np.isin(own["step"], np.arange(steps.start, steps.stop))]
         device = device[np.isin(device["step"], own["step"])]
         slots = np.concatenate([_bytes(own), _bytes(device)])
         number = np.concatenate([own["step"], device["step"]])
         parts.append(slots[np.argsort(number, kind="stable")])
         entry = table[place]
-        entry["ring"] = np.void(ring_id(key_of(one)))
+        entry["ring"] = np.void(ring_id(key_of(rank_series)))
         entry["after_seq"], entry["last_seq"] = steps.start, steps.stop
         entry["rows"], entry["state"] = len(slots), _STATES.get(state, RingState.RUNNING)
         entry["live_step"] = steps.stop

@@ -170,10 +170,10 @@ def trail(
 
 
 def joined(*records: LayerRecords) -> LayerRecords:
-    samples = [sample for one in records for sample in one.samples]
+    samples = [sample for record in records for sample in record.samples]
     samples.sort(key=lambda sample: (sample.attempt, sample.step, sample.rank))
     return LayerRecords(
-        models={key: tree for one in records for key, tree in one.models.items()}, samples=tuple(samples)
+        models={key: tree for record in records for key, tree in record.models.items()}, samples=tuple(samples)
     )
 
 

@@ -153,8 +153,8 @@ class Host:
         assert cable.stdin is not None and cable.stdout is not None
         cable.stdin.write(line)
         cable.stdin.flush()
-        if (said := cable.stdout.readline().strip()) != answer:
-            raise RuntimeError(f"the cable of {self.name} does not work: {said or 'it ended'}")
+        if (text := cable.stdout.readline().strip()) != answer:
+            raise RuntimeError(f"the cable of {self.name} does not work: {text or 'it ended'}")
 
 
 class Network:

@@ -157,8 +157,8 @@ class MadeReport:
     def nccl(self, call: str, start: int, end: int, *, communicator: int, size: int, tid: int = 4000) -> None:
         """A call of NCCL with what it says of itself."""
         if self.generation == OLD:
-            said = f'{{"NCCL communicator ID": {communicator}, "Message size [bytes]": {size}}}'
-            self.nvtx(call, start, end, tid=tid, jsonText=said, registered=True)
+            text = f'{{"NCCL communicator ID": {communicator}, "Message size [bytes]": {size}}}'
+            self.nvtx(call, start, end, tid=tid, jsonText=text, registered=True)
             return
         self._schema(COLLECTIVE_SCHEMA, ("NCCL communicator ID", 18, None), ("Message size [bytes]", 22, 8))
         payload = struct.pack("<QQ", communicator, size)
@@ -166,8 +166,8 @@ class MadeReport:
 
     def nccl_init(self, *, communicator: int, rank: int, ranks: int, start: int = 0, end: int = 10) -> None:
         if self.generation == OLD:
-            said = f'{{"NCCL communicator ID": {communicator}, "No. of ranks": {ranks}, "Rank": {rank}}}'
-            self.nvtx("ncclCommInitRank", start, end, jsonTextId=self.string(said))
+            text = f'{{"NCCL communicator ID": {communicator}, "No. of ranks": {ranks}, "Rank": {rank}}}'
+            self.nvtx("ncclCommInitRank", start, end, jsonTextId=self.string(text))
             return
         self._schema(INIT_SCHEMA, ("NCCL communicator ID", 18, 0), ("No. of ranks", 5, 8), ("Rank", 5, 12))
         payload = struct.pack("<Qii", communicator, ranks, rank)

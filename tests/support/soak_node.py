@@ -130,11 +130,11 @@ class Cable:
         while not self._ended:
             if not self._whole:
                 self._drop(other, *other)
-            for one in select.select([self._listening, *other], [], [], 0.02)[0]:
-                if one is self._listening:
+            for connection in select.select([self._listening, *other], [], [], 0.02)[0]:
+                if connection is self._listening:
                     self._accept(other)
-                elif one in other:
-                    self._pass_on(other, one)
+                elif connection in other:
+                    self._pass_on(other, connection)
         self._drop(other, *other)
 
     def _accept(self, other: dict[socket.socket, socket.socket]) -> None:
@@ -159,9 +159,9 @@ class Cable:
 
     @staticmethod
     def _drop(other: dict[socket.socket, socket.socket], *ends: socket.socket) -> None:
-        for one in ends:
-            if one in other:
-                for end in (one, other[one]):
+        for connection in ends:
+            if connection in other:
+                for end in (connection, other[connection]):
                     other.pop(end)
                     end.close()
 
@@ -215,8 +215,8 @@ class Rank:
 
     def _hear(self, word: str) -> None:
         assert self.process.stdout is not None
-        said = self.process.stdout.readline().strip()
-        assert said == word, self.process.communicate()[1]
+        text = self.process.stdout.readline().strip()
+        assert text == word, self.process.communicate()[1]
 
 
 class SoakNode:

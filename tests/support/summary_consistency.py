@@ -229,8 +229,8 @@ def _every_step(summary: Summary, finding: Finding) -> Iterator[str]:
 
 def _period(summary: Summary, finding: Finding) -> Iterator[str]:
     period, spikes = finding["evidence"].get("period"), finding["evidence"].get("spikes")
-    said = re.match(r"Every (\d+)\w\w step", finding["title"])
-    if (said is not None) != (period is not None) or (said and int(said[1]) != period):
+    match = re.match(r"Every (\d+)\w\w step", finding["title"])
+    if (match is not None) != (period is not None) or (match and int(match[1]) != period):
         yield f"its period is {period}"
     if period is None or spikes is None:
         return
@@ -260,7 +260,8 @@ def _worded(finding: Finding) -> Iterator[str]:
     """Numbers that nobody would write."""
     if finding["kind"] == "insufficient_data" and "exit code" in finding["title"]:
         return  # it quotes the script
-    if re.search(r"\+-|--|\bnan\b|\binf\b| -\d|\b0 of ", finding["title"]):
+    title = re.sub(r"mostly .*? \(pids? ", "(", finding["title"])  # without commands of other processes
+    if re.search(r"\+-|--|\bnan\b|\binf\b| -\d|\b0 of ", title):
         yield "an odd number"
 
 
@@ -287,32 +288,36 @@ def _processors(summary: Summary, finding: Finding) -> Iterator[str]:
 
 def _same_time_twice(summary: Summary) -> Iterator[str]:
     """What all ranks lose in one phase is no more than the phase takes, and all of it no more than there is."""
-    findings = [one for one in summary["findings"] if _claims_time(one) and not one["cost"].get("up_to")]
+    findings = [
+        finding for finding in summary["findings"] if _claims_time(finding) and not finding["cost"].get("up_to")
+    ]
     for name, row in summary["phases"].items():
-        own = [one for one in findings if one["phase"] == name and not one["ranks"] and _on_host(one)]
+        own = [
+            finding for finding in findings if finding["phase"] == name and not finding["ranks"] and _on_host(finding)
+        ]
         # Its own evidence says which part of it lies in that phase; a title may be led by the largest of several.
-        claimed = sum((one["evidence"].get("shares") or {}).get(name, one["cost"].get("share", 0.0)) for one in own)
+        claimed = sum((row["evidence"].get("shares") or {}).get(name, row["cost"].get("share", 0.0)) for row in own)
         if len(own) > 1 and row["share"] is not None and claimed > 1.1 * row["share"] + 0.02:
-            titles = " / ".join(one["title"] for one in own)
+            titles = " / ".join(row["title"] for row in own)
             yield f"{claimed:.0%} of the time is claimed of {name}, which takes {row['share']:.0%}: {titles}"
 
 
 def _one_cause_twice(summary: Summary) -> Iterator[str]:
     """Two findings that warn of one phase on the same ranks and steps: something is always so, or it began."""
-    warnings = [one for one in summary["findings"] if one["severity"] != "info" and _claims_time(one)]
-    for at, one in enumerate(warnings):
+    warnings = [finding for finding in summary["findings"] if finding["severity"] != "info" and _claims_time(finding)]
+    for at, warning in enumerate(warnings):
         for other in warnings[at + 1 :]:
-            if one["phase"] != other["phase"] or one["phase"] is None or one["ranks"] != other["ranks"]:
+            if warning["phase"] != other["phase"] or warning["phase"] is None or warning["ranks"] != other["ranks"]:
                 continue
-            changes = [each for each in (one, other) if each["kind"] in CHANGES]
+            changes = [each for each in (warning, other) if each["kind"] in CHANGES]
             if len(changes) == 1:
-                (always,) = (each for each in (one, other) if each is not changes[0])
+                (always,) = (each for each in (warning, other) if each is not changes[0])
                 part = changes[0]["cost"].get("share", 0.0)
                 if part < 0.75 * always["cost"].get("share", 0.0):
                     continue  # most of it has always been so
-            elif one["kind"] != other["kind"] or one["kind"] == "stall" or one["steps"] != other["steps"]:
+            elif warning["kind"] != other["kind"] or warning["kind"] == "stall" or warning["steps"] != other["steps"]:
                 continue
-            yield f"one cause is told twice: {one['title']} / {other['title']}"
+            yield f"one cause is told twice: {warning['title']} / {other['title']}"
 
 
 def _promises(text: str) -> Iterator[str]:

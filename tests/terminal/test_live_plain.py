@@ -19,7 +19,7 @@ FOUND = Findings(findings=(Finding(kind="hang_host", severity="critical", title=
 
 
 @pytest.mark.parametrize(
-    ("seen", "told"),
+    ("seen", "messages"),
     [
         (({"events": (EVENT,), "findings": FOUND},), [f"✖ The job hangs. {TITLE}"]),
         (({"events": (EVENT,)}, {"events": (EVENT,), "findings": FOUND}), [f"✖ The job hangs. {TITLE}"]),
@@ -27,12 +27,12 @@ FOUND = Findings(findings=(Finding(kind="hang_host", severity="critical", title=
     ],
     ids=["together", "event first", "finding first"],
 )
-def test_a_hang_is_told_once(seen: tuple[dict[str, object], ...], told: list[str]) -> None:
+def test_a_hang_is_told_once(seen: tuple[dict[str, object], ...], messages: list[str]) -> None:
     view = PlainView()
     known = [BEGUN, *(replace(BEGUN, **one) for one in seen)]  # type: ignore[arg-type]
     first, *lines = [line for one in known for line in view.lines(one, 0.0, 0)]
     assert first.endswith("r: running, 2 ranks")
-    assert [line[line.index("✖") :] for line in lines] == told
+    assert [line[line.index("✖") :] for line in lines] == messages
 
 
 def test_another_finding_is_told_beside_it() -> None:

@@ -53,11 +53,11 @@ def test_only_what_is_in_sight_is_asked_for() -> None:
 
 
 def test_a_frozen_view_takes_only_what_it_does_not_have() -> None:
-    one, two = Ranks(order="work", rank=(3, 1), total=9), Ranks(order="wall", rank=(1, 3), total=9)
-    frozen, now = Snapshot(ranks=one, beat=1), Snapshot(ranks=two, beat=9, rank=Rank(rank=1), output=Output(path="x"))
-    assert refresh_frozen(frozen, now, ViewState()).ranks == one
+    ranks, two = Ranks(order="work", rank=(3, 1), total=9), Ranks(order="wall", rank=(1, 3), total=9)
+    frozen, now = Snapshot(ranks=ranks, beat=1), Snapshot(ranks=two, beat=9, rank=Rank(rank=1), output=Output(path="x"))
+    assert refresh_frozen(frozen, now, ViewState()).ranks == ranks
     sorted_ = refresh_frozen(frozen, now, ViewState(order="wall"))
     assert (sorted_.ranks, sorted_.beat) == (two, 1)
     picked = refresh_frozen(frozen, now, ViewState(pane="rank", rank=1))
-    assert (picked.rank, picked.output, picked.ranks) == (Rank(rank=1), Output(path="x"), one)
+    assert (picked.rank, picked.output, picked.ranks) == (Rank(rank=1), Output(path="x"), ranks)
     assert refresh_frozen(picked, Snapshot(rank=Rank(rank=1, log="new")), ViewState(pane="rank", rank=1)) == picked

@@ -305,6 +305,7 @@ def bomb(filling: bytes, size: int, before: bytes = b"") -> bytes:
     return b"".join(packed) + packer.flush()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("filling", "before"),
     [

@@ -91,6 +91,7 @@ def test_everything_comes_back(cache: Cache, path: Path) -> None:
             assert len(next(iter(side_columns(getattr(first, table)).values()))), table
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", REAL)
 def test_real_files_come_back(cache: Cache, shared_data: Path, name: str) -> None:
     path = shared_data / "traces" / name

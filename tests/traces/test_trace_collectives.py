@@ -198,7 +198,7 @@ def test_a_rank_that_is_missing_is_said() -> None:
         made[rank].kernel(REDUCE, 10 * rank, 30 - 10 * rank, **described("0", (0, 1, 2)))
     found = match(analyzed(made))
     assert (found.count, found.wait_ns) == (1, {0: 10_000, 1: 0})
-    assert any("1 collectives lack some of their group's ranks" in notice for notice in found.notices)
+    assert any("traces are missing or do not contain them: 1 collective;" in notice for notice in found.notices)
 
 
 def test_sequence_numbers_decide_where_they_are_told() -> None:
@@ -213,7 +213,7 @@ def test_sequence_numbers_decide_where_they_are_told() -> None:
     found = match(analyzed(made))
     assert (found.count, found.wait_ns, found.last_counts) == (3, {0: 9000, 1: 0}, {0: 0, 1: 3})
     assert found.tables["collective_list"].to_rows()[0]["sequence"] == 2
-    assert any("2 collectives have no counterpart" in notice for notice in found.notices)
+    assert any("and not compared: 2 collectives (most of them, 2, on rank 0)" in notice for notice in found.notices)
 
 
 @pytest.mark.parametrize("missing", ["first", "last"])

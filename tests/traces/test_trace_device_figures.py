@@ -130,6 +130,7 @@ def test_without_device_work(host: bool) -> None:
         graph_launches=0,
         idle=StreamIdle(host_wait_ns=0, kernel_wait_ns=0, other_ns=0, sync_ns=0),
         idle_before=(),
+        dominant=(),
     )
 
 

@@ -67,6 +67,7 @@ def test_gaps_of_all_streams(work: list[tuple[int, int, int | None, int]]) -> No
     assert sum(parts(window)) == temporal_of(window).idle_ns
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("folder", ["param_dlrm_8rank", "hta_nccl_data_1of2", "hta_cp_alexnet", "hta_trace_diff"])
 def test_causes_sum_to_the_idle_time(shared_data: Path, folder: str, real_window: Callable[[Path], Window]) -> None:
     for path in sorted((shared_data / "traces" / folder).rglob("*.json.gz")):

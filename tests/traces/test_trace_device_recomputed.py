@@ -403,6 +403,7 @@ FILES = (
 LARGE = ("kineto_resnet50_w0", "hta_df_index_resolver_1of2", "hta_trace_diff")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("folder", [*FILES, *(pytest.param(folder, marks=pytest.mark.soak) for folder in LARGE)])
 def test_real_files(shared_data: Path, folder: str) -> None:
     paths = sorted((shared_data / "traces" / folder).rglob("*.json.gz"))

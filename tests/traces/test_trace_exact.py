@@ -189,6 +189,7 @@ def compare(text: bytes, trace: Trace) -> None:
     assert starts == sorted(starts)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", REAL)
 def test_real_files(shared_data: Path, name: str) -> None:
     for path in sorted((shared_data / "traces" / name).rglob("*.gz"))[:2]:

@@ -12,11 +12,14 @@ from fakes.traces import MadeTrace
 
 from stepscope.records.finding import Finding
 from stepscope.records.finding_cost import finding_order
-from stepscope.reports.finding_text import price_text
+from stepscope.reports.finding_text import WHOLE_TRACE, kind_name, price_text
 from stepscope.traces.across_ranks.arrivals import match
+from stepscope.traces.device.dominant import KernelUse
 from stepscope.traces.device.figures import Pace
 from stepscope.traces.device.work import StreamIdle, Temporal
 from stepscope.traces.findings import analyze_job, find, verdict_of
+from stepscope.traces.host.interpreter import Contention
+from stepscope.traces.host.optimizers import OptimizerUse
 from stepscope.traces.host.stalls import Pause, SyncPlace
 from stepscope.traces.job import JobAnalysis
 from stepscope.traces.model.columns import TraceMeta
@@ -405,6 +408,127 @@ def test_gpu_idle_host() -> None:
     assert job_of(rank_of(idle=idle_of_cause(host=39.9))).findings == ()
 
 
+# -- what the host does without need ------------------------------------------------------------------------------
+
+
+def test_gil_contention() -> None:
+    contention = Contention(shared_ns=160 * MS, threads=2, place="data.py(7): decode")
+    finding = only(job_of(rank_of(on_device=False, host={"contention": contention})))
+    assert (finding.kind, finding.severity, finding.cost["share"]) == ("gil_contention", "warning", 0.2)
+    assert finding.title == (
+        "2 other threads run Python while the training thread does: 40.0 ms of each 100 ms step (40%), mostly in "
+        "data.py(7): decode. Only one of them can hold the GIL."
+    )
+    shorter = replace(contention, shared_ns=79 * MS)
+    assert job_of(rank_of(on_device=False, host={"contention": shorter})).findings == ()
+    # A device that never waits for the host does not lose the time.
+    assert job_of(rank_of(host={"contention": contention})).findings == ()
+
+
+def test_unfused_optimizer() -> None:
+    use = OptimizerUse(
+        name="AdamW.step", host_ns=120 * MS, operators=4 * 900, kernels=4 * 900, kernel_ns=60 * MS, together=False
+    )
+    finding = only(job_of(rank_of(host={"optimizer": use})))
+    assert (finding.kind, finding.severity, finding.phase) == ("unfused_optimizer", "warning", "optimizer")
+    assert finding.title == (
+        "AdamW.step updates each parameter for itself, with 900 calls a step: 15.0 ms of each 100 ms step (15%)."
+    )
+    for healthy in (replace(use, together=True), replace(use, operators=396, kernels=396), replace(use, kernel_ns=MS)):
+        assert job_of(rank_of(host={"optimizer": healthy})).findings == ()
+
+
+def test_host_copies() -> None:
+    columns = ("operator", "calls", "host_self_ns")
+    table = table_of("operators", "", columns, [("aten::copy_", 40, 100 * MS), ("aten::mm", 40, 200 * MS)])
+    lines = table_of(
+        "operators_by_source", "", ("operator", "source", "host_self_ns"), [("aten::copy_", "train.py(9): to", 90 * MS)]
+    )
+    finding = only(job_of(rank_of(on_device=False, tables=(table, lines))))
+    assert (finding.kind, finding.severity, finding.cost["share"]) == ("host_copies", "warning", 0.125)
+    assert finding.title == (
+        "Copying tensors on the host (aten::copy_) takes 25.0 ms of each 100 ms step (25%), mostly from "
+        "train.py(9): to."
+    )
+    assert job_of(rank_of(tables=(table, lines))).findings == ()
+
+
+# -- dominant kernels -------------------------------------------------------------------------------------------------
+
+
+def use(name: str, class_: str, ms: float, **about: Any) -> KernelUse:
+    values: dict[str, Any] = {
+        "occupancy": 0.12,
+        "blocks_per_sm": 4.0,
+        "limit": "registers",
+        "registers": 168,
+        "shared_bytes": 0,
+    }
+    return KernelUse(name=name, class_=class_, count=40, total_ns=round(ms * MS), **{**values, **about})
+
+
+def test_low_occupancy_names_what_limits_it() -> None:
+    kernels = (use("rope_kernel", "elementwise", 80), use("sm90_gemm", "gemm", 200), use("flash_fwd", "attention", 90))
+    finding = only(job_of(rank_of(device={"dominant": kernels})))
+    assert (finding.kind, finding.severity, finding.cost["share"]) == ("low_occupancy", "warning", 0.1)
+    assert finding.title == (
+        "rope_kernel keeps 12% of the device's threads busy, because each thread uses 168 registers; such kernels take "
+        "20.0 ms of each 100 ms step (20%)."
+    )
+    assert [row["name"] for row in finding.evidence["kernels"]] == ["rope_kernel"]
+    assert job_of(rank_of(device={"dominant": (use("rope", "elementwise", 80, occupancy=0.3),)})).findings == ()
+    assert job_of(rank_of(device={"dominant": (use("rope", "elementwise", 80, occupancy=None),)})).findings == ()
+    assert job_of(rank_of(device={"dominant": (use("rope", "elementwise", 39),)})).findings == ()
+
+
+def test_the_limit_is_what_allows_the_fewest_blocks() -> None:
+    device = {
+        "id": 0,
+        "regsPerMultiprocessor": 65536,
+        "sharedMemPerMultiprocessor": 233472,
+        "maxThreadsPerMultiprocessor": 2048,
+    }
+
+    def limit(blocks: float, threads: int, registers: int, shared: int) -> tuple[str, int | None]:
+        made = MadeTrace(rank=0, header={"deviceProperties": [device]})
+        made.step(0, 0, 200)
+        made.step(1, 200, 200)
+        about = {"blocks per SM": blocks, "warps per SM": blocks * threads / 32, "est. achieved occupancy %": 10}
+        about |= {"registers per thread": registers, "shared memory": shared}
+        made.launched("norm_kernel", at=1, start=10, dur=100, **about)
+        (found,) = analyze_rank(made.trace(), 0).device.dominant
+        return found.limit, found.registers
+
+    assert limit(40, 256, 168, 0) == ("registers", 168)
+    assert limit(40, 256, 32, 120_000) == ("shared memory", 32)
+    assert limit(40, 1024, 16, 0) == ("threads", 16)
+    assert limit(0.5, 256, 32, 0) == ("blocks", 32)
+
+
+def test_small_batch() -> None:
+    kernels = (use("sm80_gemm", "gemm", 80, blocks_per_sm=0.12), use("other_gemm", "gemm", 200))
+    finding = only(job_of(rank_of(device={"dominant": kernels})))
+    assert (finding.kind, finding.severity) == ("small_batch", "warning")
+    assert finding.title == (
+        "Matrix products are too small for the device: sm80_gemm has blocks for 12% of the multiprocessors; such "
+        "kernels take 20.0 ms of each 100 ms step (20%)."
+    )
+    assert job_of(rank_of(device={"dominant": (use("gemm", "gemm", 80, blocks_per_sm=1.0),)})).findings == ()
+
+
+def test_bandwidth_bound() -> None:
+    columns = ("class", "count", "total_ns")
+    rows = [("elementwise", 400, 150 * MS), ("gemm", 100, 120 * MS), ("normalization", 80, 60 * MS)]
+    tiny = ("copy", 100_000, 60 * MS)
+    finding = only(job_of(rank_of(tables=(table_of("kernel_classes", "", columns, [*rows, tiny]),))))
+    assert (finding.kind, finding.severity) == ("bandwidth_bound", "warning")
+    assert finding.title == (
+        "The device mostly reads and writes memory: kernels with few operations per byte (elementwise and "
+        "normalization) take 52.5 ms of each 100 ms step (52%)."
+    )
+    assert job_of(rank_of(tables=(table_of("kernel_classes", "", columns, rows[:2]),))).findings == ()
+
+
 # -- the device -----------------------------------------------------------------------------------------------------
 
 
@@ -489,6 +613,16 @@ def test_a_price_is_never_more_than_the_title_says() -> None:
     assert (finding.cost["share"], finding.cost["most_share"]) == (0.25, 0.5)
     assert price_text(finding.cost) == (
         "at most 50% of the time (200 ms); a fix typically gains 25%: a step then takes 75.0 ms, 1.33× as fast."
+    )
+
+
+def test_the_price_of_a_trace_without_steps_is_about_the_trace() -> None:
+    cost = {"share": 0.25, "seconds": 0.1, "if_fixed": {"step_ms": 300.0, "speedup": 4 / 3}}
+    assert price_text(cost, of=WHOLE_TRACE) == (
+        "25% of the trace (100 ms); without it the trace takes 300 ms instead of 400 ms, 1.33× as fast."
+    )
+    assert price_text({**cost, "most_share": 0.5, "most_seconds": 0.2}, of=WHOLE_TRACE) == (
+        "at most 50% of the trace (200 ms); a fix typically gains 25%: the trace then takes 300 ms, 1.33× as fast."
     )
 
 
@@ -721,6 +855,9 @@ def test_the_page_knows_every_kind() -> None:
     known = {"start_up", *(kind for rule in RULES for kind in rule.kinds)}
     page = (root / "docs/trace-findings.md").read_text()
     assert set(re.findall(r"^### (\w+)$", page, re.MULTILINE)) == known
+    families = page.partition("| family |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`([a-z0-9_]+)`", families)) == known
+    assert {kind for kind in known if kind_name(kind) == kind.replace("_", " ")} == set(), "a name for readers"
     keys = set(re.findall(r'^ +"([a-z0-9_]+)": ', sources, re.MULTILINE)) - {
         "share",
         "seconds",
@@ -728,4 +865,5 @@ def test_the_page_knows_every_kind() -> None:
         "if_fixed",
     }
     inner = {"speedup", "call", "source", "count", "wait_ms", "name", "occupancy_share", "total_ms", "idle"}
+    inner |= {"blocks", "registers", "threads"}
     assert {key for key in keys - inner if f"`{key}`" not in page} == set()

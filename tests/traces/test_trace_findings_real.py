@@ -56,8 +56,11 @@ H200 = {
         "Copies between host and device that nothing hides take 2.43 ms of each 11.7 ms step (21%).",
     ),
     "naive_attention": (
-        [("exposed_copies", "warning")],
-        "Copies between host and device that nothing hides take 2.44 ms of each 15.9 ms step (15%).",
+        [("bandwidth_bound", "warning"), ("exposed_copies", "warning")],
+        (
+            "The device mostly reads and writes memory: kernels with few operations per byte (copy, elementwise and "
+            "softmax) take 10.0 ms of each 15.9 ms step (63%)."
+        ),
     ),
     "copies": (
         [("pageable_copies", "critical"), ("loader_bound", "critical")],
@@ -96,6 +99,7 @@ H200 = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("fault", H200)
 def test_faults_of_one_rank(fault: str) -> None:
     job = job_of([DATA / f"{fault}.json.gz"])
@@ -122,6 +126,34 @@ def test_a_rank_that_sleeps() -> None:
     assert job.findings[1].evidence["idle_ms_per_step"] < 4.1
 
 
+HABITS = {
+    "threads": (
+        [("host_python", "critical"), ("gil_contention", "warning")],
+        (
+            "1 other thread runs Python while the training thread does: 335 ms of each 528 ms step (63%), mostly in "
+            "habits.py(20): count_words. Only one of them can hold the GIL."
+        ),
+    ),
+    "optimizer": (
+        [("host_python", "critical"), ("unfused_optimizer", "warning")],
+        "Adam updates each parameter for itself, with 360 calls a step: 84.4 ms of each 129 ms step (65%).",
+    ),
+    "copies": (
+        [("host_copies", "warning")],
+        "Copying tensors on the host (aten::copy_) takes 2.65 s of each 2.92 s step (91%).",
+    ),
+}
+"""Recorded on a busy machine with two cores (``data/habits/habits.py``)."""
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_habits_of_a_process_without_a_device(habit: str) -> None:
+    job = job_of([DATA.parent / "habits" / f"{habit}.json.gz"])
+    found, title = HABITS[habit]
+    assert kinds(job) == found
+    assert job.findings[-1].title == title
+
+
 # -- published traces -----------------------------------------------------------------------------------------------
 
 PUBLISHED = {
@@ -141,6 +173,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("folder", PUBLISHED)
 def test_published_traces(shared_data: Path, folder: str, published: Callable[[Path], JobAnalysis]) -> None:
     assert kinds(published(shared_data / "traces" / folder)) == PUBLISHED[folder]

@@ -231,6 +231,7 @@ def test_a_healthy_job() -> None:
     assert job_of(slower=jitter(3.0)).findings == ()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_jitter_accuses_nobody(seed: int) -> None:
     job = job_of(slower=jitter(150.0, seed))

@@ -51,9 +51,9 @@ def test_what_is_alive_at_the_peak() -> None:
     assert len(curve.rows) == 8
     assert [row[:5] for row in peak.rows] == [
         (BEFORE, None, None, 1000, 0),
-        (OUTSIDE, None, "train.py(9): step", 507, 2),
-        ("aten::addmm", "Linear_0", "train.py(9): step", 100, 1),
-        ("aten::relu", None, "train.py(9): step", 50, 1),
+        (OUTSIDE, None, "train.py (step)", 507, 2),
+        ("aten::addmm", "Linear_0", "train.py (step)", 100, 1),
+        ("aten::relu", None, "train.py (step)", 50, 1),
     ]
     assert sum(row[3] for row in peak.rows) == 1657
     assert sum(row[5] for row in peak.rows) == pytest.approx(1)

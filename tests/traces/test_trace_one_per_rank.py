@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+from example_counts import examples
 from fakes.traces import MadeTrace
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepscope.traces.job import assign_ranks, one_per_rank
 from stepscope.traces.model.columns import TraceMeta
@@ -127,3 +131,70 @@ def test_two_real_jobs(shared_data: Path) -> None:
     assert str(chosen.mixed).startswith(
         "These files do not seem to belong to one job: their world sizes are 2 and 8, and they were recorded 8 d 12 h "
     )
+
+
+# ── ranks in names ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def named(*names: str, ranks: tuple[int | None, ...] = (), world: int | None = None) -> list[TraceMeta]:
+    """Files of processes of one host at one time."""
+    ranks = ranks or (None,) * len(names)
+    return [
+        TraceMeta(
+            path=f"traces/{name}", origin_ns=NOON_S * 10**9 + at, length_ns=10**9, rank=rank, world_size=world, pid=at
+        )
+        for at, (name, rank) in enumerate(zip(names, ranks, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        (("rank_3.json", "rank_1.json"), [3, 1]),
+        (("rank3.pt.trace.json.gz", "rank0.pt.trace.json.gz"), [3, 0]),
+        (("worker5.1623143089861.pt.trace.json.gz", "worker2.16.pt.trace.json"), [5, 2]),
+        (("job-Rank-7.json", "trace.rank2.json"), [7, 2]),
+        (("trace_1.json", "trace_0.json"), [1, 0]),
+        # Steps of one process, perhaps: no rank is missing only by chance.
+        (("trace_10.json", "trace_20.json"), [0, 1]),
+        (("trace_7.json",), [0]),
+        (("frank_3.json", "coworker4.json"), [0, 1]),
+        (("host_4242.1623143089861.pt.trace.json", "node2_17.16.pt.trace.json"), [0, 1]),
+        (("rank_1694128201545.json", "rank_4.json"), [0, 4]),
+    ],
+)
+def test_ranks_in_names(names: tuple[str, ...], ranks: list[int]) -> None:
+    assert assign_ranks(named(*names)).ranks == ranks
+
+
+def test_the_content_decides() -> None:
+    assert assign_ranks(named("rank_3.json", "rank_1.json", ranks=(0, 2))).ranks == [0, 2]
+    # Rank 1 is another file: the name must be wrong.
+    chosen = assign_ranks(named("rank_1.json", "b.json", ranks=(None, 1)))
+    assert chosen.ranks == [0, 1]
+    assert chosen.notices == ["1 file does not specify a rank; treated as rank 0"]
+
+
+def test_a_name_beyond_the_world_is_none() -> None:
+    assert assign_ranks(named("rank_9.json", "rank_1.json", world=4)).ranks == [0, 1]
+
+
+def test_a_note_says_so() -> None:
+    assert assign_ranks(named("rank_3.json", "rank_1.json")).notices == [
+        "2 files have a rank only in the name, which is used: rank_3.json is rank 3"
+    ]
+    assert assign_ranks(named("worker0.16.pt.trace.json")).notices == []
+    assert len(assign_ranks(named("rank_2.json")).notices) == 1
+
+
+def test_recordings_of_a_rank_by_name() -> None:
+    first, second, other = named("rank_1.json", "rank_1.later.json", "rank_0.json")
+    assert assign_ranks([first, second, other]).ranks == [None, 1, 0]
+
+
+@given(st.lists(st.text(max_size=30), max_size=6))
+@settings(max_examples=examples(100), deadline=None)
+def test_any_names(names: list[str]) -> None:
+    ranks = assign_ranks(named(*names)).ranks
+    given_ranks = [rank for rank in ranks if rank is not None]
+    assert len(set(given_ranks)) == len(given_ranks)

@@ -216,7 +216,7 @@ def test_python_functions_around_operators_tell_the_line_too() -> None:
     window = window_of(made.trace())
     table = operators_by_source(window, operator_times(window))
     assert table is not None
-    assert [row[:3] for row in table.rows] == [("train.py(31): step", 1, 11_000), ("train.py(3): <module>", 1, 10_000)]
+    assert [row[:3] for row in table.rows] == [("train.py(31): step", 1, 11_000), ("train.py (<module>)", 1, 10_000)]
 
 
 def test_real_traces(shared_data: Path, real_window: Callable[[Path], Window]) -> None:

@@ -122,6 +122,7 @@ def analyses() -> dict[str, RankAnalysis]:
     return {str(path): analyze_rank(read_trace(path), 0) for path in FILES}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_of_real_traces(path: Path, analyses: dict[str, RankAnalysis]) -> None:
     found = analyses[str(path)]

@@ -398,6 +398,7 @@ def test_whatever_the_trace_a_replay_without_change_is_the_trace(made: MadeTrace
         assert all(ns >= 0 for ns in what_if(graph, parse_change(text)).after_ns)
 
 
+@pytest.mark.few(6)
 @pytest.mark.skipif(not REAL, reason="../shared/data/traces is not here")
 @pytest.mark.parametrize("path", REAL, ids=lambda path: f"{path.parent.name}/{path.name[:12]}")
 def test_the_path_is_the_step_on_real_traces(path: Path, real_window: Callable[[Path], Window]) -> None:

@@ -100,6 +100,7 @@ def test_times_are_exact() -> None:
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "folder", ["param_dlrm_8rank", "hta_nccl_data_1of2", "hta_cp_alexnet", "hta_cp_event_sync_multi"]
 )

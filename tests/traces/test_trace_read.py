@@ -9,7 +9,8 @@ import pytest
 from fakes.traces import MadeTrace
 
 from stepscope.errors import TraceError
-from stepscope.traces.reading.files import find_traces, read_trace
+from stepscope.store.paths import CAPTURE_ANALYSIS, CAPTURE_RECORD
+from stepscope.traces.reading.files import CAPTURE_FILES, find_traces, read_trace
 
 
 def small(rank: int = 0) -> MadeTrace:
@@ -53,3 +54,12 @@ def test_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"lr": 0.1}')
     with pytest.raises(TraceError, match="no traces found in this folder"):
         find_traces([tmp_path])
+
+
+def test_the_documents_beside_the_traces_of_a_capture_are_no_surprise(tmp_path: Path) -> None:
+    assert set(CAPTURE_FILES) == {CAPTURE_RECORD, CAPTURE_ANALYSIS}
+    MadeTrace().write(tmp_path / "rank-0.pt.trace.json.gz")
+    (tmp_path / CAPTURE_ANALYSIS).write_text("{}")
+    assert len(find_traces([tmp_path])[1]) == 1
+    (tmp_path / CAPTURE_RECORD).write_text("{}")
+    assert find_traces([tmp_path]) == ([tmp_path / "rank-0.pt.trace.json.gz"], [])

@@ -196,6 +196,7 @@ def test_standard_changes_are_tried_and_sorted() -> None:
     }
 
 
+@pytest.mark.few(6)
 @pytest.mark.skipif(not REAL, reason="../shared/data/traces is not here")
 @pytest.mark.parametrize("path", REAL, ids=lambda path: f"{path.parent.name}/{path.name[:12]}")
 def test_unchanged_a_replay_is_the_real_trace(path: Path, real_window: Callable[[Path], Window]) -> None:

@@ -85,3 +85,29 @@ def test_the_main_thread() -> None:
     window = window_of(made.trace())
     assert window.trace.threads[window.host.main_thread].tid == 4000
     assert window_of(MadeTrace().trace()).host.main_thread == -1
+
+
+def sources(made: MadeTrace) -> dict[str, str | None]:
+    window = window_of(made.trace())
+    return {window.trace.name(row): window.host.sources.text(row) for row in window.host.ops.tolist()}
+
+
+def test_a_frame_that_was_open_at_the_first_step_has_no_line() -> None:
+    """The profiler reports where it was then: not where its calls are made."""
+    made = MadeTrace()
+    made.python("train.py(38): <module>", 0, 400)
+    made.python("loop.py(70): train", 1, 390)
+    made.step(1, 20, 200)
+    made.op("aten::mm", 30, 10)
+    made.python("data.py(5): augment", 50, 100)
+    made.op("aten::add", 60, 10)
+    assert sources(made) == {"aten::mm": "loop.py (train)", "aten::add": "data.py(5): augment"}
+
+
+def test_without_steps_the_frames_that_are_open_all_the_time() -> None:
+    made = MadeTrace()
+    made.python("train.py(6): <module>", 0, 400)
+    made.op("aten::mm", 30, 10)
+    made.python("data.py(5): augment", 50, 100)
+    made.op("aten::add", 60, 10)
+    assert sources(made) == {"aten::mm": "train.py (<module>)", "aten::add": "data.py(5): augment"}

@@ -126,6 +126,7 @@ def test_with_and_without_a_cache(
         assert ask(traces, sql, capsys) == expected
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("sql", "message"),
     [

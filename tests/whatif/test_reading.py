@@ -112,6 +112,7 @@ def test_chunks_may_be_missing(files: Any, two_stages: Rows) -> None:
     assert without == unset == analyze(read_trace(files.write(two_stages).trace, shape(dp_size=1, pp_size=2)))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

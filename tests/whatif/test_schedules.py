@@ -123,6 +123,7 @@ class Played:
         }  # fmt: skip
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize(
     ("stages", "chunks", "batches"),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import FrameError, UsageError
+from stepscope.records.files import key_path
 from stepscope.records.steps import SLOT_BYTES
 from stepscope.wire.frames import (
     FrameHead,
@@ -31,7 +32,6 @@ from stepscope.wire.handshake import (
     Peer,
     Positions,
     Welcome,
-    key_path,
     load_keys,
     read_join,
     read_welcome,
@@ -105,9 +105,9 @@ def test_a_part_goes_nowhere_else(name: str) -> None:
     head = FrameHead(node=0, spool=SPOOL, sent_wall_ns=0)
     whole = pack_frame(head, [part])
     (length,) = struct.unpack_from("<I", whole, 12)
-    said = json.loads(whole[16 : 16 + length])
-    said["parts"][0]["name"] = name
-    text = json.dumps(said).encode()
+    document = json.loads(whole[16 : 16 + length])
+    document["parts"][0]["name"] = name
+    text = json.dumps(document).encode()
     rest = struct.pack("<I", len(text)) + text + part.data
     with pytest.raises(FrameError):
         read_frame(whole[:8] + struct.pack("<I", zlib.crc32(rest)) + rest)

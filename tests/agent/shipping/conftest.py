@@ -47,7 +47,7 @@ class Gap(Exception):
     pass
 
 
-class Kept:
+class StoredSpool:
     """What the hub has of one spool."""
 
     def __init__(self) -> None:
@@ -70,9 +70,9 @@ class Kept:
         for part in frame.parts:
             raw = inflate_part(part)
             if part.kind == "rings":
-                for told in json.loads(raw):
-                    key = RingSidecar.from_dict(told).key
-                    self.sidecars[key] = told
+                for document in json.loads(raw):
+                    key = RingSidecar.from_dict(document).key
+                    self.sidecars[key] = document
                     self.last_seq.setdefault(key, 0)
                     ids[ring_id(key)] = key
             elif part.kind == "steps":
@@ -100,12 +100,12 @@ class Kept:
 
     def _bytes(self, kind: str, name: str, offset: int, raw: bytes) -> None:
         assert kind == "log" or raw.endswith(b"\n")
-        kept = self.files.get(name, b"")
-        if offset > len(kept):
+        answer = self.files.get(name, b"")
+        if offset > len(answer):
             raise Gap
-        if offset + len(raw) <= len(kept):
+        if offset + len(raw) <= len(answer):
             self.duplicates += 1
-        self.files[name] = kept + raw[len(kept) - offset :]
+        self.files[name] = answer + raw[len(answer) - offset :]
 
 
 class Hub:
@@ -119,7 +119,7 @@ class Hub:
         self.key = key
         self.tls = tls
         self.local = local
-        self.kept: dict[str, Kept] = {}
+        self.stored: dict[str, StoredSpool] = {}
         self.joins: list[Join] = []
         self.frames: list[Frame] = []
         self.tokens: dict[str, str] = {}
@@ -202,16 +202,16 @@ class Hub:
         self._server = None
         self.tokens.clear()
 
-    def spool(self) -> Kept:
-        (kept,) = self.kept.values()
-        return kept
+    def spool(self) -> StoredSpool:
+        (stored,) = self.stored.values()
+        return stored
 
-    def lose(self, earlier: dict[str, Kept]) -> None:
+    def lose(self, earlier: dict[str, StoredSpool]) -> None:
         """The disk lost what came after."""
-        self.kept = copy.deepcopy(earlier)
+        self.stored = copy.deepcopy(earlier)
 
-    def keep(self) -> dict[str, Kept]:
-        return copy.deepcopy(self.kept)
+    def keep(self) -> dict[str, StoredSpool]:
+        return copy.deepcopy(self.stored)
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         received_ns = time.time_ns() + self.ahead_ns
@@ -270,11 +270,11 @@ class Hub:
         self.joins.append(join)
         token = secrets.token_urlsafe(16)
         self.tokens[token] = join.spool
-        self.kept.setdefault(join.spool, Kept())
+        self.stored.setdefault(join.spool, StoredSpool())
         welcome = Welcome(
             run=f"{join.run}-2",
             token=token,
-            positions=self.kept[join.spool].positions(),
+            positions=self.stored[join.spool].positions(),
             probe_key="ee" * 16,
             next_s=self.next_s,
             peers=(Peer(node=0, host="a", address="10.0.0.1", port=5),),
@@ -288,21 +288,26 @@ class Hub:
             return 401, {}, ""
         frame = read_frame(body)
         assert frame.head.spool == spool
-        attempt = copy.copy(self.kept[spool])
+        attempt = copy.copy(self.stored[spool])
         for name, value in vars(attempt).items():
             setattr(attempt, name, copy.copy(value))
         try:
             attempt.accept(frame)
         except Gap:
             return 409, {"positions": self._positions(spool)}, ""
-        self.kept[spool] = attempt
+        self.stored[spool] = attempt
         self.frames.append(frame)
         sent_ns = time.time_ns() + self.ahead_ns
-        said = {"next_s": self.next_s, "received_wall_ns": received_ns, "sent_wall_ns": sent_ns, "peers": self.peers}
-        return 200, said if self.watched is None else {**said, "watched": self.watched}, ""
+        document = {
+            "next_s": self.next_s,
+            "received_wall_ns": received_ns,
+            "sent_wall_ns": sent_ns,
+            "peers": self.peers,
+        }
+        return 200, document if self.watched is None else {**document, "watched": self.watched}, ""
 
     def _positions(self, spool: str) -> dict[str, Any]:
-        positions = self.kept.setdefault(spool, Kept()).positions()
+        positions = self.stored.setdefault(spool, StoredSpool()).positions()
         return {"rings": dict(positions.rings), "files": dict(positions.files)}
 
 
@@ -345,22 +350,22 @@ class Spool:
         with (self.run_dir / name).open(mode) as file:
             file.write(data)
 
-    def equals(self, kept: Kept) -> None:
+    def equals(self, stored: StoredSpool) -> None:
         """Every file and ring; lines and frames as far as they are whole."""
         segments = {path.stem: read_segment(path) for path in (self.run_dir / "steps").glob("*.seg")}
         for key, segment in segments.items():
-            assert kept.slots.get(key, b"") == segment.slots
-            assert (kept.last_seq[key], kept.lost.get(key, 0)) == (segment.last_seq, segment.lost)
+            assert stored.slots.get(key, b"") == segment.slots
+            assert (stored.last_seq[key], stored.lost.get(key, 0)) == (segment.last_seq, segment.lost)
         sidecars = {path.stem: json.loads(path.read_bytes()) for path in (self.run_dir / "steps").glob("*.json")}
-        assert kept.sidecars == sidecars
+        assert stored.sidecars == sidecars
         lines = {path.name: path.read_bytes() for path in self.run_dir.glob("*.jsonl")}
         whole = {name: data[: data.rfind(b"\n") + 1] for name, data in lines.items()}
         logs = {f"logs/{path.name}": path.read_bytes() for path in (self.run_dir / "logs").iterdir()}
         expected = {name: data for name, data in {**whole, **logs}.items() if data}
-        assert {name: data for name, data in kept.files.items() if data} == expected
+        assert {name: data for name, data in stored.files.items() if data} == expected
         files = [path for folder in ("errors", "hangs", "flight") for path in (self.run_dir / folder).iterdir()]
         for path in files:
-            assert kept.whole[f"{path.parent.name}/{path.name}"] == path.read_bytes()
+            assert stored.whole[f"{path.parent.name}/{path.name}"] == path.read_bytes()
 
     def about(self, rank: int) -> dict[str, Any]:
         about: dict[str, Any] = json.loads(sidecar_path(self.run_dir, self.key(rank)).read_bytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import zlib
 from pathlib import Path
@@ -36,13 +37,13 @@ from stepscope.wire.handshake import Positions
 SPOOL = "ab" * 16
 
 
-def said(batch: Batch) -> list[tuple[str, str, int, bytes]]:
+def sent_parts(batch: Batch) -> list[tuple[str, str, int, bytes]]:
     assert len(pack_frame(FrameHead(node=1, spool=SPOOL, sent_wall_ns=0), batch.parts)) > 0
     return [(part.kind, part.name, part.offset, inflate_part(part)) for part in batch.parts]
 
 
 def rows(batch: Batch) -> list[RingRows]:
-    return [one for part in batch.parts if part.kind == "steps" for one in rows_of(read_block(part.data))]
+    return [row for part in batch.parts if part.kind == "steps" for row in rows_of(read_block(part.data))]
 
 
 def test_sidecars_go_first_and_again_when_more_than_their_whereabouts_changed(spool: Any) -> None:
@@ -51,17 +52,17 @@ def test_sidecars_go_first_and_again_when_more_than_their_whereabouts_changed(sp
     spool.steps(0, 2, lost=7)
     batch = outgoing.collect()
     assert [part.kind for part in batch.parts] == ["rings", "steps"]
-    assert json.loads(said(batch)[0][3]) == [spool.about(0)]
-    (one,) = rows(batch)
-    assert (one.after_seq, one.last_seq, len(one.slots), one.lost) == (0, 20, 2, 7)
-    assert (one.live_step, one.live_since_ns, one.live_phase, one.state) == (3, 9, 2, 1)
-    assert said(outgoing.collect()) == said(batch)  # until it was acknowledged
+    assert json.loads(sent_parts(batch)[0][3]) == [spool.about(0)]
+    (row,) = rows(batch)
+    assert (row.after_seq, row.last_seq, len(row.slots), row.lost) == (0, 20, 2, 7)
+    assert (row.live_step, row.live_since_ns, row.live_phase, row.state) == (3, 9, 2, 1)
+    assert sent_parts(outgoing.collect()) == sent_parts(batch)  # until it was acknowledged
     outgoing.acked(batch)
     assert outgoing.collect().parts == []
     spool.ring(0, live_step=4, heard_wall_ns=5)
     batch = outgoing.collect()
-    (one,) = rows(batch)
-    assert ([part.kind for part in batch.parts], one.after_seq, one.last_seq, one.slots) == (["steps"], 20, 20, [])
+    (row,) = rows(batch)
+    assert ([part.kind for part in batch.parts], row.after_seq, row.last_seq, row.slots) == (["steps"], 20, 20, [])
     outgoing.acked(batch)
     spool.ring(0, state="exited", ended_wall_ns=8)
     batch = outgoing.collect()
@@ -70,7 +71,7 @@ def test_sidecars_go_first_and_again_when_more_than_their_whereabouts_changed(sp
     outgoing.acked(batch)
     spool.ring(0, heard_wall_ns=9)
     assert outgoing.collect().parts == []
-    assert json.loads(said(outgoing.collect(final=True))[0][3]) == [spool.about(0)]
+    assert json.loads(sent_parts(outgoing.collect(final=True))[0][3]) == [spool.about(0)]
 
 
 def test_what_the_hub_has_is_passed(spool: Any) -> None:
@@ -79,13 +80,13 @@ def test_what_the_hub_has_is_passed(spool: Any) -> None:
         spool.steps(0, 4)
     outgoing = Outgoing(spool.run_dir)
     outgoing.rewind(Positions(rings={spool.key(0): 80}, files={}))
-    assert [(one.after_seq, one.last_seq, len(one.slots)) for one in rows(outgoing.collect())] == [(80, 120, 4)]
+    assert [(row.after_seq, row.last_seq, len(row.slots)) for row in rows(outgoing.collect())] == [(80, 120, 4)]
     outgoing.rewind(Positions(rings={spool.key(0): 60}, files={}))  # within a frame
-    assert [(one.after_seq, one.last_seq, len(one.slots)) for one in rows(outgoing.collect())] == [(60, 120, 6)]
+    assert [(row.after_seq, row.last_seq, len(row.slots)) for row in rows(outgoing.collect())] == [(60, 120, 6)]
     outgoing.rewind(Positions(rings={spool.key(0): 120, "gone-1-1": 7}, files={}))
     batch = outgoing.collect(final=True)
-    assert [(one.after_seq, one.last_seq) for one in rows(batch)] == [(120, 120)]
-    assert json.loads(said(batch)[0][3]) == [spool.about(0)]  # nothing is said of what only the hub has
+    assert [(row.after_seq, row.last_seq) for row in rows(batch)] == [(120, 120)]
+    assert json.loads(sent_parts(batch)[0][3]) == [spool.about(0)]  # nothing is said of what only the hub has
 
 
 def test_a_frame_that_is_being_written_waits(spool: Any) -> None:
@@ -119,8 +120,8 @@ def test_a_damaged_frame_is_passed_as_by_who_reads_the_whole_segment(spool: Any)
     assert offset == ends[2]
     path.write_bytes(data[: ends[0]] + bytes(3 << 20) + data[ends[1] :])
     assert b"".join(part.slots for part in parts_from(path, 0, most_slots=100)[0]) == read_segment(path).slots
-    (one,) = rows(Outgoing(spool.run_dir).collect())
-    assert (one.after_seq, one.last_seq, len(one.slots)) == (0, 60, 4)
+    (row,) = rows(Outgoing(spool.run_dir).collect())
+    assert (row.after_seq, row.last_seq, len(row.slots)) == (0, 60, 4)
 
 
 def test_what_was_read_is_not_read_again(spool: Any) -> None:
@@ -141,8 +142,8 @@ def test_what_was_read_is_not_read_again(spool: Any) -> None:
         data = path.read_bytes()
         path.write_bytes((b"\n" * keep) + data[keep:])
     batch = outgoing.collect()
-    assert [(one.after_seq, len(one.slots)) for one in rows(batch)] == [(50, 5)]
-    assert [one for one in said(batch) if one[0] != "steps"] == [
+    assert [(row.after_seq, len(row.slots)) for row in rows(batch)] == [(50, 5)]
+    assert [one for one in sent_parts(batch) if one[0] != "steps"] == [
         ("lines", "events.jsonl", 8, b'{"b":2}\n'),
         ("log", "logs/main.log", 3, b"two"),
     ]
@@ -154,7 +155,7 @@ def test_a_line_that_is_being_written_waits(spool: Any) -> None:
     assert outgoing.collect(final=True).parts == []
     spool.write("stacks.jsonl", b": 1}\n{")
     batch = outgoing.collect()
-    assert said(batch) == [("lines", "stacks.jsonl", 0, b'{"a": 1}\n')]
+    assert sent_parts(batch) == [("lines", "stacks.jsonl", 0, b'{"a": 1}\n')]
     outgoing.acked(batch)
     assert outgoing.collect().parts == []
 
@@ -166,7 +167,7 @@ def test_a_line_that_is_too_long_becomes_blanks(spool: Any, tmp_path: Path) -> N
     outgoing = Outgoing(spool.run_dir)
     received = b""
     while (batch := outgoing.collect(final=True)).parts:
-        for _, _, offset, raw in said(batch):
+        for _, _, offset, raw in sent_parts(batch):
             assert offset == len(received)
             received += raw
         outgoing.acked(batch)
@@ -198,9 +199,9 @@ def test_lines_in_pieces_are_the_lines(tmp_path: Path, text: bytes, most: int, m
     whole = text[: text.rfind(b"\n") + 1]
     lines = whole.split(b"\n")[:-1]
     assert too_long <= sum(len(line) + 1 > longest for line in lines)
-    kept = [line for line in received.split(b"\n") if line.strip(b" ")]
+    parts = [line for line in received.split(b"\n") if line.strip(b" ")]
     expected = [line for line in lines if len(line) + 1 <= longest and line.strip(b" ")]
-    assert kept == expected
+    assert parts == expected
     assert len(received) >= len(whole)  # of a line without an end, what is too long already may be passed
 
 
@@ -218,7 +219,7 @@ def test_whole_files_when_they_change_and_unless_they_are_too_large(spool: Any) 
     assert outgoing.collect().parts == []
     assert outgoing.unsent == {"flight/rank_1.json", "hangs/what is this"}
     spool.write("errors/7.json", b'{"a": 1}', mode="wb")
-    assert said(outgoing.collect()) == [("file", "errors/7.json", 0, b'{"a": 1}')]
+    assert sent_parts(outgoing.collect()) == [("file", "errors/7.json", 0, b'{"a": 1}')]
     outgoing.rewind(Positions(rings={}, files={"errors/7.json": zlib.crc32(b'{"a": 1}')}))
     assert [part.name for part in outgoing.collect().parts] == ["flight/rank_0.json"]
 
@@ -258,11 +259,11 @@ def test_batches_are_bounded_and_nobody_waits_for_the_others(spool: Any, monkeyp
     logs: list[str] = []
     turns = 0
     while (batch := outgoing.collect(final=True)).parts:
-        assert sum(len(one.slots) for one in rows(batch)) <= 80
+        assert sum(len(row.slots) for row in rows(batch)) <= 80
         assert sum(part.size for part in batch.parts if part.kind == "log") <= 1000
-        for one in rows(batch):
-            assert one.after_seq == seen.get(one.ring, 0)
-            seen[one.ring] = one.last_seq
+        for row in rows(batch):
+            assert row.after_seq == seen.get(row.ring, 0)
+            seen[row.ring] = row.last_seq
         logs += [part.name for part in batch.parts if part.kind == "log"]
         outgoing.acked(batch)
         assert outgoing.left_bytes() < left
@@ -301,13 +302,13 @@ def test_a_segment_without_a_sidecar_goes_in_the_end_under_its_name(spool: Any) 
     outgoing = Outgoing(spool.run_dir)
     assert outgoing.collect().parts == []
     batch = outgoing.collect(final=True)
-    assert [one["pid"] for one in json.loads(said(batch)[0][3])] == [100]
+    assert [document["pid"] for document in json.loads(sent_parts(batch)[0][3])] == [100]
     assert len(rows(batch)[0].slots) == 2
 
 
 def test_a_sidecar_as_large_as_a_part_goes_without_its_groups(spool: Any) -> None:
     spool.ring(0, facts={"a": "x" * (LINES_BYTES // 2)})
-    (about,) = json.loads(said(Outgoing(spool.run_dir).collect())[0][3])
+    (about,) = json.loads(sent_parts(Outgoing(spool.run_dir).collect())[0][3])
     assert (about["facts"], about["groups"], about["pid"]) == ({}, [], 100)
 
 
@@ -393,3 +394,24 @@ def test_the_real_inbox_ends_up_with_the_same(new_spool: Any, deeds: list[str]) 
         assert has.files.get(name, 0) == (path.stat().st_size if path.exists() else 0)
     if "file" in deeds:
         assert has.files["hangs/node-1.json"] == zlib.crc32((spool.run_dir / "hangs/node-1.json").read_bytes())
+
+
+def test_traces_of_captures_go_last_and_in_pieces(spool: Any) -> None:
+    trace = "captures/step-40/rank-1.pt.trace.json.gz"
+    data = os.urandom(5 << 20)
+    for name in (trace, "captures/step-40/.rank-1.pt.trace.json.gz.ab.tmp", "captures/step-40/notes", "captures/x.log"):
+        (spool.run_dir / name).parent.mkdir(parents=True, exist_ok=True)
+        (spool.run_dir / name).write_bytes(data)
+    (spool.run_dir / "captures" / "linked").symlink_to(spool.run_dir / "captures" / "step-40")
+    spool.write("logs/main.log", b"x")
+    outgoing, taken = Outgoing(spool.run_dir), b""
+    assert outgoing.left_bytes() == len(data) + 1
+    while (batch := outgoing.collect()).parts:
+        part = batch.parts[-1]
+        assert (part.name, part.offset) == (trace, len(taken))
+        assert part.size <= 2 << 20
+        taken += inflate_part(part)
+        outgoing.acked(batch)
+    assert taken == data
+    assert outgoing.left_bytes() == 0
+    assert outgoing.unsent == set()

@@ -46,7 +46,7 @@ def test_it_sends_while_the_run_goes_on_and_ends_with_a_bye(spool: Any, hub: Any
     for count in range(1, 4):
         spool.ring(0, heard_wall_ns=count)
         spool.steps(0, count)
-        until(lambda count=count: hub.kept and hub.spool().last_seq.get(spool.key(0)) == 5 * count * (count + 1))
+        until(lambda count=count: hub.stored and hub.spool().last_seq.get(spool.key(0)) == 5 * count * (count + 1))
     spool.lines("events.jsonl", {"event": "agent_end"})
     assert ship.finish(BYE, PATIENCE_S) == Delivered(whole=True, run="job-2")
     spool.equals(hub.spool())
@@ -63,7 +63,7 @@ def test_the_hub_comes_late_and_goes_and_comes_back(spool: Any, new_hub: Any) ->
     spool.steps(0, 10)
     until(lambda: ship.counts.failed)
     hub.start()
-    until(lambda: hub.kept and hub.spool().last_seq.get(spool.key(0)) == 100)
+    until(lambda: hub.stored and hub.spool().last_seq.get(spool.key(0)) == 100)
     hub.stop()
     spool.steps(0, 10)
     until(lambda: ship.counts.failed >= 2)
@@ -195,7 +195,7 @@ def node(tmp_path: Path, secure_hub: Any) -> Iterator[Node]:
 
 def received(hub: Any) -> int:
     """Records of the one ring."""
-    return sum(len(slots) for slots in hub.spool().slots.values()) // 256 if hub.kept else 0
+    return sum(len(slots) for slots in hub.spool().slots.values()) // 256 if hub.stored else 0
 
 
 @pytest.mark.faults
@@ -212,12 +212,12 @@ def test_agents_that_are_killed_are_followed_by_one_that_delivers(node: Node, se
     agent = node.agent()
     node.steps(50)
     assert node.end(agent) == [{"delivered": True, "run": "job-2"}]
-    kept = secure_hub.spool()
+    spool = secure_hub.spool()
     assert received(secure_hub) == 1450
-    assert kept.byes == [BYE]
-    assert kept.files["events.jsonl"] == (node.run_dir / "events.jsonl").read_bytes()
+    assert spool.byes == [BYE]
+    assert spool.files["events.jsonl"] == (node.run_dir / "events.jsonl").read_bytes()
     assert {join.probe_port > 0 for join in secure_hub.joins} == {True}
-    (about,) = kept.sidecars.values()
+    (about,) = spool.sidecars.values()
     assert about == json.loads(next((node.run_dir / "steps").glob("*.json")).read_bytes())
 
 

@@ -165,8 +165,8 @@ def test_whatever_happens_the_hub_has_everything_once(new_spool: Any, new_hub: A
     deliver(sending)
     hub.stop()
     spool.equals(hub.spool())
-    again = deeds.count("drop ack")  # its acknowledgement may be lost as well
-    assert hub.spool().byes in [[BYE] * (1 + count) for count in range(again + 1)]
+    repeated = deeds.count("drop ack")  # its acknowledgement may be lost as well
+    assert hub.spool().byes in [[BYE] * (1 + count) for count in range(repeated + 1)]
 
 
 def test_it_knows_whether_somebody_looks(spool: Any, hub: Any) -> None:

@@ -171,15 +171,15 @@ def test_what_it_has_in_part_waits_and_is_thinned_when_it_has_all(fresh: Any) ->
     hub.take(node.outgoing)  # the link is cut in the middle of the first hour
     for _ in range(3):
         node.hour()
-    assert [one.span_s for one in sample_segments(node.run_dir)] == [0, 60, 60, 0]
+    assert [segment.span_s for segment in sample_segments(node.run_dir)] == [0, 60, 60, 0]
     node.restart()  # another agent takes over; it cannot know what was on its way
     node.thin()
-    assert [one.span_s for one in sample_segments(node.run_dir)] == [0, 60, 60, 0]
+    assert [segment.span_s for segment in sample_segments(node.run_dir)] == [0, 60, 60, 0]
     node.outgoing.rewind(hub.inbox.positions(SPOOL))
     while hub.take(node.outgoing):
         pass
     node.now_s += 60
     node.thin()
-    assert [one.span_s for one in sample_segments(node.run_dir)] == [60, 60, 60, 0]
+    assert [segment.span_s for segment in sample_segments(node.run_dir)] == [60, 60, 60, 0]
     hub.inbox.close()
     assert _stood_for(hub.samples()) == {0: 960, 1: 960}

@@ -10,8 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+from alert_messages import incident
 from fakes.cluster import Cluster
 
+from stepscope.alerts.incident_file import append_incident
+from stepscope.alerts.requests import RequestDesk, run_silences
 from stepscope.hub.api.auth import ALL, Readers, ReaderTokens
 from stepscope.hub.app import make_app
 from stepscope.hub.runs import Runs
@@ -75,8 +78,8 @@ def test_a_run_is_labeled(start: Start, runs: Path) -> None:
     assert read_labels(runs / "night").note == "slow"
     (row,) = [row for row in hub.get("/api/v1/runs").json["runs"] if row["id"] == "night"]
     assert (row["name"], row["tags"], row["note"]) == ("Before", [], "slow")
-    one = hub.get("/api/v1/runs/night").json
-    assert (one["id"], one["name"], one["tags"], one["note"]) == ("night", "Before", [], "slow")
+    document = hub.get("/api/v1/runs/night").json
+    assert (document["id"], document["name"], document["tags"], document["note"]) == ("night", "Before", [], "slow")
 
 
 @pytest.mark.parametrize(
@@ -142,6 +145,7 @@ def test_nobody_changes_anything_in_a_hub_that_only_reads(start: Start) -> None:
     assert label(hub, "night", {"note": "x"}).status_code == 404
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -194,3 +198,40 @@ def test_the_history_of_the_runs_like_one(start: Start, runs: Path) -> None:
     assert [row["run"] for row in hub.get("/api/v1/history?like=more-4&tag=x").json["runs"]] == ["more-3"]
     assert hub.get("/api/v1/history?like=none").status == 400
     assert len(hub.get("/api/v1/history?last=2").json["runs"]) <= 2
+
+
+def test_incidents_are_acknowledged_and_alerts_silenced(start: Start, runs: Path) -> None:
+    append_incident(runs / "night", incident())
+    hub = start()
+    url = "/api/v1/runs/night"
+
+    def post(path: str, body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
+        headers = {**BEARER, **JSON} if headers is None else headers
+        return hub.client.post(f"{url}/{path}", content=json.dumps(body), headers=headers)
+
+    assert post("incidents/1/acknowledge", {"by": "anna"}).json() == {"schema": 1, "acknowledged": 1, "by": "anna"}
+    desk = RequestDesk(runs / "night", {"HOME": str(runs)})
+    assert [(each.incident, each.by) for each in desk.acknowledgments()] == [(1, "anna")]
+    assert post("incidents/2/acknowledge", {}).status_code == 404
+    silence = post("silences", {"seconds": 3600, "kind": "*_straggler", "why": "new loader"}).json()
+    assert silence.pop("schema") == 1
+    assert (silence["kind"], silence["why"]) == ("*_straggler", "new loader")
+    assert hub.get(f"{url}/silences").json["silences"] == [silence]
+    assert [post("silences", body).status_code for body in ({}, {"seconds": -1}, {"seconds": 1e8}, [])] == [400] * 4
+    ended = hub.client.delete(f"{url}/silences/{silence['id']}", headers=BEARER)
+    assert ended.json() == {"schema": 1, "ended": silence["id"]}
+    assert hub.client.delete(f"{url}/silences/{silence['id']}", headers=BEARER).status_code == 404
+    assert hub.get(f"{url}/silences").json["silences"] == []
+
+
+def test_who_may_not_change_a_run_may_not_silence_it(start: Start, runs: Path, tokens: ReaderTokens) -> None:
+    append_incident(runs / "night", incident())
+    hub = start()
+    named = {
+        "Authorization": f"Bearer {tokens.create('anna', ALL, now_s=2_000_000_000, seconds=10_000_000_000)}",
+        **JSON,
+    }
+    for path in ("incidents/1/acknowledge", "silences"):
+        body = json.dumps({"seconds": 60} if path == "silences" else {})
+        assert hub.client.post(f"/api/v1/runs/night/{path}", content=body, headers=named).status_code == 403
+    assert run_silences(runs / "night") == []

@@ -35,27 +35,27 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 
 def test_each_run_is_a_column_and_the_first_is_the_baseline(compared: Hub) -> None:
-    said = compared.get("/api/v1/compare?runs=base,again,slow").json
-    assert [run["id"] for run in said["runs"]] == ["base", "again", "slow"]
-    base, again, slow = (run["comparison"] for run in said["runs"])
+    document = compared.get("/api/v1/compare?runs=base,again,slow").json
+    assert [run["id"] for run in document["runs"]] == ["base", "again", "slow"]
+    base, repeated, slow = (run["comparison"] for run in document["runs"])
     assert base is None
-    assert again["look"] in ("healthy", "info")
+    assert repeated["look"] in ("healthy", "info")
     assert slow["title"].startswith("slow is ")
     assert "% slower than base." in slow["title"]
     assert slow["cause"] == "Rank 1 takes 29.9 ms longer in forward; the other ranks wait."
-    step = said["rows"][0]
+    step = document["rows"][0]
     assert (step["section"], step["name"]) == ("Step time", "mean step")
     assert [cell["look"] for cell in step["cells"]] == [None, "alike", "worse"]
     assert step["cells"][0]["change"] is None
     assert "% slower (99% certain)" in step["cells"][2]["change"]
-    middle, high = said["rows"][1:3]
+    middle, high = document["rows"][1:3]
     assert [(row["section"], row["name"]) for row in (middle, high)] == [("Step time", "p50"), ("Step time", "p90")]
     assert [cell["look"] for cell in high["cells"]] == [None] * 3
     assert high["cells"][0]["change"] is None
     assert high["cells"][2]["change"].startswith("+")
-    (forward,) = (row for row in said["rows"] if (row["section"], row["name"]) == ("Phases", "forward"))
+    (forward,) = (row for row in document["rows"] if (row["section"], row["name"]) == ("Phases", "forward"))
     assert [cell["look"] for cell in forward["cells"]] == [None, "alike", "worse"]
-    assert (said["clock"], [run["problem"] for run in said["runs"]]) == ("host", [None] * 3)
+    assert (document["clock"], [run["problem"] for run in document["runs"]]) == ("host", [None] * 3)
 
 
 def test_findings_are_new_gone_or_kept_with_their_price(compared: Hub) -> None:
@@ -69,8 +69,8 @@ def test_findings_are_new_gone_or_kept_with_their_price(compared: Hub) -> None:
 
 
 def test_the_clock_of_the_devices_is_used_if_all_runs_have_it(compared: Hub) -> None:
-    said = compared.get("/api/v1/compare?runs=device,device-slow").json
-    assert said["clock"] == "device"
+    document = compared.get("/api/v1/compare?runs=device,device-slow").json
+    assert document["clock"] == "device"
     mixed = compared.get("/api/v1/compare?runs=device,device-slow,base").json
     assert mixed["clock"] == "host"
     before, after, _ = mixed["rows"][0]["cells"]
@@ -78,11 +78,11 @@ def test_the_clock_of_the_devices_is_used_if_all_runs_have_it(compared: Hub) -> 
 
 
 def test_a_run_that_cannot_be_compared_says_why_and_the_others_are_compared(compared: Hub) -> None:
-    said = compared.get("/api/v1/compare?runs=base,short,slow").json
-    assert said["runs"][1]["problem"].startswith("cannot tell: short has ")
-    assert said["runs"][1]["comparison"] is None
-    assert said["rows"][0]["cells"][1] is None
-    assert said["runs"][2]["comparison"]["look"] == "warning"
+    document = compared.get("/api/v1/compare?runs=base,short,slow").json
+    assert document["runs"][1]["problem"].startswith("cannot tell: short has ")
+    assert document["runs"][1]["comparison"] is None
+    assert document["rows"][0]["cells"][1] is None
+    assert document["runs"][2]["comparison"]["look"] == "warning"
     alone = compared.get("/api/v1/compare?runs=short,base").json
     assert alone["runs"][1]["problem"].startswith("cannot tell: short has ")
 

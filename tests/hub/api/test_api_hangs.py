@@ -44,16 +44,16 @@ def test_hangs_of_several_hosts_are_one_as_in_the_summary(serve: Callable[..., A
     alone = [write(run_dir, "a", range(2)), write(run_dir, "b", range(2, 4))]
     (run_dir / "hangs" / "c-1.json").write_text("{")
     hub = serve(lambda: Runs.of_folder(folder))
-    said = hub.get("/api/v1/runs/wide/hangs").json
-    (hang,) = said["hangs"]
-    assert said["unread"] == ["hangs/c-1.json"]
-    assert ([one["rank"] for one in hang["culprits"]], hang["victims"]) == ([3], [0, 1, 2])
+    document = hub.get("/api/v1/runs/wide/hangs").json
+    (hang,) = document["hangs"]
+    assert document["unread"] == ["hangs/c-1.json"]
+    assert ([culprit["rank"] for culprit in hang["culprits"]], hang["victims"]) == ([3], [0, 1, 2])
     assert (hang["hosts"], hang["file"], hang["steps"]) == (["a", "b"], "hangs/b-1.json", [7, 7])
     assert hang["title"].endswith(
         "it slept at train.py:41 (time.sleep(999)); ranks 0–2 waited for it."
     )  # the run is over
     assert [part["title"] for part in hang["parts"]] == [past_if_over(one, over=True).title for one in alone]
-    assert [(one["rank"], one["host"]) for one in hang["ranks"]] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+    assert [(rank["rank"], rank["host"]) for rank in hang["ranks"]] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
     (told,) = hub.get("/api/v1/runs/wide/summary?keys=hangs,nothing").json["summary"].pop("hangs")
     assert told == {key: value for key, value in hang.items() if key not in ("schema", "ranks", "flight", "text")}
     assert (hang["text"]["heading"], hang["text"]["waiting"]) == ("The job hung", "Ranks 0–2")
@@ -71,18 +71,18 @@ def test_a_hang_is_told_although_no_step_is_made_and_withdrawn_when_it_is_over(t
 
     async def main() -> list[list[str]]:
         live = LiveRun(run_dir=tmp_path)
-        looks = RuleLoop(live)
-        for one in cluster.series():
-            live.ring(RingSidecar.from_dict(sidecar_of(one, state="running")), node="0")
+        rule_loop = RuleLoop(live)
+        for rank_series in cluster.series():
+            live.ring(RingSidecar.from_dict(sidecar_of(rank_series, state="running")), node="0")
         seen = []
 
         async def look() -> None:
-            await looks.evaluate()
+            await rule_loop.evaluate()
             seen.append([finding.kind for finding in live.judged.findings])
 
         for first in (0, 20, 40):
             live.rows(taken_of(cluster.series(), range(first, first + 20)))
-            await looks.evaluate()
+            await rule_loop.evaluate()
         await look()
         hang = write(tmp_path, "node0", range(4))
         await look()

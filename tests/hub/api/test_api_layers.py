@@ -54,8 +54,8 @@ def test_refusals_and_etags(layers_hub: Any) -> None:
 
 
 def test_a_run_without_samples(layers_hub: Any) -> None:
-    said = layers_hub.get("/api/v1/runs/plain/layers").json
-    assert (said["rank"], said["ranks"], said["modules"]) == (None, [], [])
+    document = layers_hub.get("/api/v1/runs/plain/layers").json
+    assert (document["rank"], document["ranks"], document["modules"]) == (None, [], [])
 
 
 def test_samples_of_a_run_that_goes_on(tmp_path: Path, serve: Callable[..., Any]) -> None:
@@ -65,9 +65,9 @@ def test_samples_of_a_run_that_goes_on(tmp_path: Path, serve: Callable[..., Any]
     path = "/api/v1/runs/live/layers"
     assert hub.get(path).json["rank"] is None
     append_jsonl(run.run_dir / LAYERS, layer_lines(ranks=2, samples=1))
-    while (said := hub.get(path).json)["rank"] is None:
+    while (document := hub.get(path).json)["rank"] is None:
         time.sleep(0.02)  # it is read again after a second at the latest
-    assert (said["rank"], said["step"]) == (0, 0)
+    assert (document["rank"], document["step"]) == (0, 0)
     run.end()
 
 
@@ -91,12 +91,14 @@ def test_the_throughput_is_charted_with_the_metrics(tmp_path: Path, serve: Calla
     path = "/api/v1/runs/gpt/metrics"
     found = hub.get(path).json
     assert found["left_out"] == 0
-    assert [(one["name"], one["step"]) for one in found["metrics"]] == [(name, [100, 200, 300]) for name in RATES]
-    assert [one["value"] for one in found["metrics"]] == [
+    assert [(metric["name"], metric["step"]) for metric in found["metrics"]] == [
+        (name, [100, 200, 300]) for name in RATES
+    ]
+    assert [metric["value"] for metric in found["metrics"]] == [
         pytest.approx([rate] * 3, rel=0.01) for rate in RATES.values()
     ]
     part = hub.get(f"{path}?first=150&last=250").json["metrics"]
-    assert [(one["name"], one["step"]) for one in part] == [(name, [200]) for name in RATES]
+    assert [(row["name"], row["step"]) for row in part] == [(name, [200]) for name in RATES]
     assert hub.get(f"{path}?bins=2").json["metrics"][0]["step"] == [100, 300]
     whole = hub.get("/api/v1/runs/gpt/summary?keys=throughput").json["summary"]["throughput"]
     assert whole["samples_per_second"] == pytest.approx(sum(found["metrics"][0]["value"]) / 3, rel=0.002)
@@ -110,10 +112,10 @@ def test_the_throughput_of_a_run_that_goes_on(tmp_path: Path, serve: Callable[..
     hub = serve(lambda: Runs.of_folder(tmp_path / "runs"))
     while not (found := hub.get("/api/v1/runs/live/metrics").json["metrics"]):
         time.sleep(0.02)  # until its steps and samples are read
-    assert {one["name"]: one["value"][0] for one in found} == pytest.approx(RATES, rel=0.01)
-    told = hub.get("/metrics").body.decode().splitlines()
-    names = ("samples_per_second", "tokens_per_second", "device_tflops")
-    assert [sum(line.startswith(f'stepscope_{name}{{run="live"}} ') for line in told) for name in names] == [1, 1, 1]
+    assert {row["name"]: row["value"][0] for row in found} == pytest.approx(RATES, rel=0.01)
+    lines = hub.get("/metrics").body.decode().splitlines()
+    names = ("samples_per_second", "tokens_per_second", "device_flops_per_second")
+    assert [sum(line.startswith(f'stepscope_{name}{{run="live"}} ') for line in lines) for name in names] == [1, 1, 1]
     run.end()
 
 
@@ -125,7 +127,7 @@ def test_what_the_script_notes_is_not_charted_twice(tmp_path: Path) -> None:
     live.judge(Judged(throughput={**known, "tokens_per_second": 9.0}))
     run = OpenRun(tmp_path, live)
     assert run.throughput() == known
-    assert [one["name"] for one in _throughput(run.throughput(), 0, 9, 9)] == []
+    assert [row["name"] for row in _throughput(run.throughput(), 0, 9, 9)] == []
     run.document = {"throughput": None}
     assert run.throughput() == {}
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import subprocess
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fakes.cluster import Cluster
 from fakes.traffic import Exchange, Traffic
+from prometheus_client.parser import text_string_to_metric_families
+from real_prometheus import program, prometheus, until
 
 from stepscope.diagnosis import build_window
-from stepscope.hub.api.metrics import WORST, _communication
-from stepscope.hub.api.responses import LONGEST_LABEL, Exposition
-from stepscope.hub.live.live_run import Judged
+from stepscope.hub.api.metric_families import FAMILIES
+from stepscope.hub.api.metrics import _communication
+from stepscope.hub.api.responses import LONGEST_LABEL, Exposition, Family
+from stepscope.hub.live.figures import WORST
 from stepscope.reports.tables import communication_table
 
 READER = "reader-token-of-the-tests"
@@ -55,13 +51,18 @@ def test_the_open_runs_and_the_hub_are_told(hub: Any) -> None:
     assert found['stepscope_run_step{run="demo"}'] == 599
     assert found['stepscope_ranks{run="demo"}'] == 8
     assert found['stepscope_ranks_live{run="demo"}'] == 0
-    assert found['stepscope_ranks_still{run="demo"}'] == 0
+    assert found['stepscope_ranks_hung{run="demo"}'] == 0
     assert 0.06 < found['stepscope_step_duration_seconds{run="demo",stat="p50"}'] < 0.08
     assert found['stepscope_phase_seconds{run="demo",phase="forward",stat="max"}'] > 0.03
     assert found['stepscope_findings{run="demo",kind="compute_straggler",severity="critical"}'] == 1
     assert found['stepscope_finding_ranks{run="demo",kind="compute_straggler",severity="critical"}'] == 1
     assert found['stepscope_nodes{run="demo"}'] == 2
-    assert found['stepscope_node_cpu_percent{run="demo",node="node1",host="node1"}'] == 40
+    assert found['stepscope_node_cpu_ratio{run="demo",node="node1",host="node1"}'] == 0.4
+    assert found['stepscope_host_cpu_ratio{run="demo",stat="max"}'] == 0.4
+    assert found['stepscope_device_memory_bytes{run="demo",kind="allocated",stat="max"}'] > 50 << 20
+    assert found['stepscope_rank_memory_bytes{run="demo",stat="p50"}'] == 400 << 20
+    assert found['stepscope_phase_worst_rank_seconds{run="demo",phase="forward",rank="3"}'] > 0.03
+    assert found['stepscope_finding_cost_ratio{run="demo",kind="compute_straggler",severity="critical"}'] > 0.1
     assert found["process_resident_memory_bytes"] > 1 << 20
     assert found["process_cpu_seconds_total"] > 0
     worst = [name for name in found if name.startswith("stepscope_worst_rank_work_seconds")]
@@ -70,9 +71,7 @@ def test_the_open_runs_and_the_hub_are_told(hub: Any) -> None:
 
 
 def test_promtool_finds_nothing_to_say(hub: Any) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool (Debian's prometheus) is not installed")
+    promtool = program("promtool")
     for run in ("demo", "plain"):
         hub.get(f"/api/v1/runs/{run}")
     text = hub.get("/metrics").body
@@ -81,81 +80,45 @@ def test_promtool_finds_nothing_to_say(hub: Any) -> None:
 
 
 def test_whatever_a_label_holds_stays_a_label() -> None:
-    page = Exposition()
-    page.family("a", "gauge", "Two\nlines \\ and a slash.")
+    page = Exposition(
+        [
+            Family(name="a", labels=("name",), about="Two\nlines \\ and a slash."),
+            Family(name="empty_total", labels=(), about="Nothing."),
+        ]
+    )
     hostile = 'x"} 1\nb{c="\\ \r\x00\u2028\ud800' + "y" * 500
-    page.sample("a", 1, name=hostile)
-    page.sample("a", None, name="missing")
-    page.sample("a", float("nan"), name="nan")
-    page.sample("a", 2**63)
-    page.family("empty", "counter", "Nothing.")
+    page.put("a", 1, name=hostile)
+    page.put("a", None, name="missing")
+    page.put("a", float("nan"), name="nan")
+    page.put("a", 2**63)
     lines = page.text().splitlines()
     assert lines[0] == "# HELP a Two\\nlines \\\\ and a slash."
     assert lines[1] == "# TYPE a gauge"
-    label = re.fullmatch(r'a\{name="((?:[^"\\\n]|\\.)*)"\} 1.0', lines[2])
+    label = re.fullmatch(r'a\{name="((?:[^"\\\n]|\\.)*)"\} 1', lines[2])
     assert label is not None
     assert label[1].startswith('x\\"} 1\\nb{c=\\"\\\\ ���')
     assert len(label[1]) <= 2 * LONGEST_LABEL
     assert [line.partition(" ")[0] for line in lines[3:]] == ["a"]
     assert float(lines[3].partition(" ")[2]) == 2**63
+    first, second = next(iter(text_string_to_metric_families(page.text()))).samples
+    assert first.labels["name"] == hostile[:LONGEST_LABEL].translate(dict.fromkeys((13, 0, 0x2028, 0xD800), "�"))
+    assert second.labels == {}
 
 
 def test_prometheus_scrapes_it(hub: Any, tmp_path: Path) -> None:
-    prometheus = shutil.which("prometheus")
-    if prometheus is None:
-        pytest.skip("prometheus is not installed")
     hub.get("/api/v1/runs/demo")
     token = tmp_path / "token"
     token.write_text(READER)
     token.chmod(0o600)
-    config = {
-        "global": {"scrape_interval": "1s"},
-        "scrape_configs": [
-            {
-                "job_name": "stepscope",
-                "authorization": {"credentials_file": str(token)},
-                "static_configs": [{"targets": [f"127.0.0.1:{hub.port}"]}],
-            }
-        ],
+    scrape = {
+        "job_name": "stepscope",
+        "authorization": {"credentials_file": str(token)},
+        "static_configs": [{"targets": [f"127.0.0.1:{hub.port}"]}],
     }
-    (tmp_path / "prometheus.yml").write_text(json.dumps(config))
-    words = [
-        prometheus,
-        f"--config.file={tmp_path / 'prometheus.yml'}",
-        f"--storage.tsdb.path={tmp_path / 'data'}",
-        "--web.listen-address=127.0.0.1:0",
-    ]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=log)
-    try:
-        address = _address(process, tmp_path / "log")
-        query = urllib.parse.urlencode({"query": 'stepscope_run_step{run="demo"}'})
-        found: list[Any] = []
-        deadline = time.monotonic() + 60
-        while not found and time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(f"http://{address}/api/v1/query?{query}", timeout=10) as answer:
-                    found = json.loads(answer.read())["data"]["result"]
-            except urllib.error.HTTPError as error:
-                assert error.code == 503  # it listens before it is ready
-                error.close()
-            time.sleep(0.2)
-        assert [row["value"][1] for row in found] == ["599"]
-        assert found[0]["metric"]["job"] == "stepscope"
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where it listens: the kernel chose the port."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        said = re.search(r"Listening on\W.*?address=(\S+)", log.read_text())
-        if said:
-            return said[1]
-        time.sleep(0.05)
-    raise AssertionError(log.read_text())
+    with prometheus(tmp_path / "prometheus", {"scrape_configs": [scrape]}) as server:
+        found = until(lambda: server.query('stepscope_run_step{run="demo"}'))
+    assert [row["value"][1] for row in found] == ["599"]
+    assert found[0]["metric"]["job"] == "stepscope"
 
 
 def test_what_the_ranks_exchange_is_told_by_group_and_operation() -> None:
@@ -163,9 +126,8 @@ def test_what_the_ranks_exchange_is_told_by_group_and_operation() -> None:
     traffic = Traffic(mesh={"dp": 2}, exchanges=(exchange,), noise=0.0, backend="nccl", device=True)
     nccl = Cluster(ranks=2, steps=40, noise=0.0, device_timed=True, traffic=traffic)
     table = communication_table(build_window(nccl.run()))
-    page = Exposition()
-    run: Any = SimpleNamespace(id="r", document=None, live=SimpleNamespace(judged=Judged(communication=table)))
-    _communication(page, run)
+    page = Exposition(FAMILIES)
+    _communication(page, "r", table)
     found = Series(page.text())
     who = 'run="r",group="dp0",kind="data",op="all_reduce"'
     assert found['stepscope_communication_device_steps{run="r"}'] == 40

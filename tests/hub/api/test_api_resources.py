@@ -25,85 +25,85 @@ def truth(folder: Path) -> Any:
 
 
 def test_runs_are_listed_newest_first(hub: Any) -> None:
-    said = hub.get("/api/v1/runs").json
-    assert said["schema"] == 1
-    assert said["total"] == 3
-    assert [run["id"] for run in said["runs"]][1:] == ["plain", "demo"]
-    assert {run["status"] for run in said["runs"]} == {"finished"}
-    assert "path" not in said["runs"][0]
+    document = hub.get("/api/v1/runs").json
+    assert document["schema"] == 1
+    assert document["total"] == 3
+    assert [run["id"] for run in document["runs"]][1:] == ["plain", "demo"]
+    assert {run["status"] for run in document["runs"]} == {"finished"}
+    assert "path" not in document["runs"][0]
     assert [run["id"] for run in hub.get("/api/v1/runs?first=2&limit=1").json["runs"]] == ["demo"]
 
 
 def test_a_run_says_how_it_stands(hub: Any) -> None:
-    said = hub.get(RUN).json
-    assert (said["id"], said["status"], said["over"], said["step"]) == ("demo", "finished", True, 599)
-    assert (said["ranks"], said["live_ranks"], said["states"]) == (8, 0, {"exited": 8})
-    assert said["context"]["command"] == ["python", "train.py"]
-    assert not said["context"].keys() & {"session", "spool", "launcher"}
-    assert said["verdict"]["kind"] == "compute_straggler"
-    assert said["verdict"]["ranks"] == [3]
-    assert said["verdict"]["price"]
+    document = hub.get(RUN).json
+    assert (document["id"], document["status"], document["over"], document["step"]) == ("demo", "finished", True, 599)
+    assert (document["ranks"], document["live_ranks"], document["states"]) == (8, 0, {"exited": 8})
+    assert document["context"]["command"] == ["python", "train.py"]
+    assert not document["context"].keys() & {"session", "spool", "launcher"}
+    assert document["verdict"]["kind"] == "compute_straggler"
+    assert document["verdict"]["ranks"] == [3]
+    assert document["verdict"]["price"]
 
 
 def test_steps_are_quantiles_over_the_ranks(hub: Any, truth: Any) -> None:
     wall, phases = truth
-    said = hub.get(f"{RUN}/steps?first=100&last=109&worst=1").json
-    assert said["first"] == said["last"] == list(range(100, 110))
-    assert said["ranks"] == [8] * 10
-    quantiles = np.array(said["ns"]["wall"])
+    document = hub.get(f"{RUN}/steps?first=100&last=109&worst=1").json
+    assert document["first"] == document["last"] == list(range(100, 110))
+    assert document["ranks"] == [8] * 10
+    quantiles = np.array(document["ns"]["wall"])
     np.testing.assert_allclose(quantiles[:, 0], wall[:, 100:110].min(axis=0), rtol=1e-6)
     np.testing.assert_allclose(quantiles[:, -1], wall[:, 100:110].max(axis=0), rtol=1e-6)
-    forward = np.array(said["ns"]["forward"])[:, -1]
+    forward = np.array(document["ns"]["forward"])[:, -1]
     np.testing.assert_allclose(forward, phases["forward"][:, 100:110].max(axis=0), rtol=1e-6)
-    assert [worst[0]["rank"] for worst in said["worst"]] == [3] * 10
-    assert said["device_mean_ns"] == {}
-    assert said["memory_bytes"]["allocated"] == [100 << 20, None] * 5
-    starts = said["start_wall_ns"]
+    assert [worst[0]["rank"] for worst in document["worst"]] == [3] * 10
+    assert document["device_mean_ns"] == {}
+    assert document["memory_bytes"]["allocated"] == [100 << 20, None] * 5
+    starts = document["start_wall_ns"]
     assert starts == sorted(starts)
     assert 1_700_000_000_000_000_000 < starts[0] < 1_700_000_100_000_000_000
 
 
 def test_steps_in_bins_hold_all_of_them(hub: Any) -> None:
-    said = hub.get(f"{RUN}/steps?bins=10").json
-    assert len(said["first"]) <= 10
-    assert sum(said["steps"]) == 600
-    assert (said["first"][0], said["last"][-1]) == (0, 599)
-    assert said["memory_bytes"]["allocated"] == [100 << 20] * len(said["first"])
+    document = hub.get(f"{RUN}/steps?bins=10").json
+    assert len(document["first"]) <= 10
+    assert sum(document["steps"]) == 600
+    assert (document["first"][0], document["last"][-1]) == (0, 599)
+    assert document["memory_bytes"]["allocated"] == [100 << 20] * len(document["first"])
 
 
 def test_the_map_has_the_worst_of_each_cell(hub: Any, truth: Any) -> None:
     wall, phases = truth
     work = wall - phases["comm"]
-    said = hub.get(f"{RUN}/heat?rank_bins=4&step_bins=3&stat=max").json
-    assert (said["first_ranks"], said["last_ranks"]) == ([0, 2, 4, 6], [1, 3, 5, 7])
-    assert (said["first_steps"], said["last_steps"]) == ([0, 200, 400], [199, 399, 599])
-    assert (said["unit"], said["exact"], said["known_from"]) == ("ns", True, 0)
+    document = hub.get(f"{RUN}/heat?rank_bins=4&step_bins=3&stat=max").json
+    assert (document["first_ranks"], document["last_ranks"]) == ([0, 2, 4, 6], [1, 3, 5, 7])
+    assert (document["first_steps"], document["last_steps"]) == ([0, 200, 400], [199, 399, 599])
+    assert (document["unit"], document["exact"], document["known_from"]) == ("ns", True, 0)
     expected = work.reshape(4, 2, 3, 200).max(axis=(1, 3))
-    np.testing.assert_allclose(said["cells"], expected, rtol=1e-6)
-    said = hub.get(f"{RUN}/heat?value=forward&stat=mean&ranks=3-3&first=0&last=9&step_bins=2").json
+    np.testing.assert_allclose(document["cells"], expected, rtol=1e-6)
+    document = hub.get(f"{RUN}/heat?value=forward&stat=mean&ranks=3-3&first=0&last=9&step_bins=2").json
     expected = phases["forward"][3, :10].reshape(2, 5).mean(axis=1)
-    np.testing.assert_allclose(said["cells"], [expected], rtol=1e-5)
+    np.testing.assert_allclose(document["cells"], [expected], rtol=1e-5)
 
 
 def test_the_map_as_bytes_is_the_map(hub: Any) -> None:
     path = f"{RUN}/heat?rank_bins=3&step_bins=7"
-    said = hub.get(path).json
+    document = hub.get(path).json
     packed = hub.get(path, accept="application/vnd.stepscope.heat")
     assert packed.headers["content-type"] == "application/vnd.stepscope.heat"
     assert (packed.headers["x-stepscope-unit"], packed.headers["x-stepscope-known-from"]) == ("ns", "0")
     magic, version, exact, rows, columns = struct.unpack_from("<4sHHII", packed.body)
     assert (magic, version, exact, rows, columns) == (b"STHM", 1, 1, 3, 7)
     numbers = np.frombuffer(packed.body, "<u4", 2 * (rows + columns), 16)
-    edges = said["first_ranks"] + said["last_ranks"] + said["first_steps"] + said["last_steps"]
+    edges = document["first_ranks"] + document["last_ranks"] + document["first_steps"] + document["last_steps"]
     assert numbers.tolist() == edges
     cells = np.frombuffer(packed.body, "<f4", rows * columns, 16 + numbers.nbytes).reshape(rows, columns)
-    np.testing.assert_allclose(cells, said["cells"], rtol=1e-6)
+    np.testing.assert_allclose(cells, document["cells"], rtol=1e-6)
     assert len(packed.body) == 16 + numbers.nbytes + cells.nbytes
 
 
 def test_memory_can_be_drawn_where_it_was_sampled(hub: Any) -> None:
-    said = hub.get(f"{RUN}/heat?value=allocated&first=0&last=3&ranks=0-1").json
-    assert (said["unit"], said["cells"]) == ("bytes", [[100 << 20, None, 100 << 20, None]] * 2)
+    document = hub.get(f"{RUN}/heat?value=allocated&first=0&last=3&ranks=0-1").json
+    assert (document["unit"], document["cells"]) == ("bytes", [[100 << 20, None, 100 << 20, None]] * 2)
 
 
 def test_ranks_are_sorted_and_turned_page_by_page(hub: Any) -> None:
@@ -119,16 +119,16 @@ def test_ranks_are_sorted_and_turned_page_by_page(hub: Any) -> None:
 
 def test_a_rank_in_full(hub: Any, truth: Any) -> None:
     wall, phases = truth
-    said = hub.get(f"{RUN}/ranks/3?first=10&last=19").json
-    assert said["identity"]["host"] == "node0"
-    assert (said["log"], said["error"]) == (None, None)
+    document = hub.get(f"{RUN}/ranks/3?first=10&last=19").json
+    assert document["identity"]["host"] == "node0"
+    assert (document["log"], document["error"]) == (None, None)
     assert hub.get(f"{RUN}/ranks/0?bins=1").json["log"] == "logs/rank-0.log"
-    assert said["now"]["state"] == "exited"
-    assert said["steps"]["first"] == said["steps"]["last"] == list(range(10, 20))
-    np.testing.assert_allclose(said["steps"]["wall_ns"], wall[3, 10:20], rtol=1e-6)
-    np.testing.assert_allclose(said["steps"]["phase_ns"]["forward"], phases["forward"][3, 10:20], rtol=1e-6)
-    assert said["steps"]["memory_bytes"]["allocated"] == [100 << 20, None] * 5
-    np.testing.assert_allclose(said["past"]["wall_ns"], wall[3, 10:20], rtol=1e-6)
+    assert document["now"]["state"] == "exited"
+    assert document["steps"]["first"] == document["steps"]["last"] == list(range(10, 20))
+    np.testing.assert_allclose(document["steps"]["wall_ns"], wall[3, 10:20], rtol=1e-6)
+    np.testing.assert_allclose(document["steps"]["phase_ns"]["forward"], phases["forward"][3, 10:20], rtol=1e-6)
+    assert document["steps"]["memory_bytes"]["allocated"] == [100 << 20, None] * 5
+    np.testing.assert_allclose(document["past"]["wall_ns"], wall[3, 10:20], rtol=1e-6)
     binned = hub.get(f"{RUN}/ranks/3?bins=2").json["steps"]
     assert (binned["first"], binned["last"]) == ([0, 300], [299, 599])
     np.testing.assert_allclose(binned["wall_ns"], wall[3].reshape(2, 300).mean(axis=1), rtol=1e-5)
@@ -163,9 +163,9 @@ def test_findings_hangs_summary_collectives(hub: Any) -> None:
 
 
 def test_events_are_numbered_and_gone_on_from(hub: Any) -> None:
-    said = hub.get(f"{RUN}/events?limit=2").json
-    assert [event["message"] for event in said["events"]] == ["number 0", "number 1"]
-    assert (said["total"], said["next"]) == (5, 2)
+    document = hub.get(f"{RUN}/events?limit=2").json
+    assert [event["message"] for event in document["events"]] == ["number 0", "number 1"]
+    assert (document["total"], document["next"]) == (5, 2)
     rest = hub.get(f"{RUN}/events?after=2").json
     assert [event["number"] for event in rest["events"]] == [3, 4, 5]
     assert hub.get(f"{RUN}/events?after=5").json == {"schema": 1, "total": 5, "next": 5, "events": []}
@@ -173,16 +173,16 @@ def test_events_are_numbered_and_gone_on_from(hub: Any) -> None:
 
 
 def test_samples_are_curves(hub: Any) -> None:
-    said = hub.get(f"{RUN}/samples?kind=host&fields=cpu_percent,throttle_reasons&bins=4").json
-    assert [(row["node"], row["host"]) for row in said["series"]] == [("node0", "node0"), ("node1", "node1")]
-    assert said["series"][0]["values"] == {"cpu_percent": [40.0] * 4}
-    assert len(said["wall_ns"]) == 4
-    said = hub.get(f"{RUN}/samples?kind=process&nodes=node1&fields=rss&stat=max&bins=1&limit=3").json
-    assert [(row["rank"], row["values"]["rss"]) for row in said["series"]] == [
+    document = hub.get(f"{RUN}/samples?kind=host&fields=cpu_percent,throttle_reasons&bins=4").json
+    assert [(row["node"], row["host"]) for row in document["series"]] == [("node0", "node0"), ("node1", "node1")]
+    assert document["series"][0]["values"] == {"cpu_percent": [40.0] * 4}
+    assert len(document["wall_ns"]) == 4
+    document = hub.get(f"{RUN}/samples?kind=process&nodes=node1&fields=rss&stat=max&bins=1&limit=3").json
+    assert [(row["rank"], row["values"]["rss"]) for row in document["series"]] == [
         (rank, [400.0 * (1 << 20)]) for rank in (4, 5, 6)
     ]
-    assert said["left_out"] == 1
-    first = said["wall_ns"][0]
+    assert document["left_out"] == 1
+    first = document["wall_ns"][0]
     later = hub.get(f"{RUN}/samples?first_ns={first + 10**9}&last_ns={first + 2 * 10**9}&bins=4096").json
     assert len([v for v in later["series"][0]["values"]["cpu_percent"] if v is not None]) == 3
     assert hub.get(f"{RUN}/samples?kind=gpu").json["series"] == []
@@ -191,27 +191,27 @@ def test_samples_are_curves(hub: Any) -> None:
 
 
 def test_nodes_have_their_ranks_and_last_figures(hub: Any) -> None:
-    said = hub.get(f"{RUN}/nodes").json
-    assert [(node["node"], node["ranks"], node["live_ranks"]) for node in said["nodes"]] == [
+    document = hub.get(f"{RUN}/nodes").json
+    assert [(node["node"], node["ranks"], node["live_ranks"]) for node in document["nodes"]] == [
         ("node0", 4, 0),
         ("node1", 4, 0),
     ]
-    assert [node["rank_spans"] for node in said["nodes"]] == [[[0, 3]], [[4, 7]]]
-    assert said["nodes"][0]["sample"]["cpu_percent"] == 40.0
+    assert [node["rank_spans"] for node in document["nodes"]] == [[[0, 3]], [[4, 7]]]
+    assert document["nodes"][0]["sample"]["cpu_percent"] == 40.0
 
 
 def test_a_run_that_was_never_sealed_answers_the_same(hub: Any) -> None:
-    said = hub.get("/api/v1/runs/plain").json
-    assert (said["status"], said["step"], said["ranks"]) == ("finished", 39, 2)
+    document = hub.get("/api/v1/runs/plain").json
+    assert (document["status"], document["step"], document["ranks"]) == ("finished", 39, 2)
     assert sum(hub.get("/api/v1/runs/plain/steps").json["steps"]) == 40
 
 
 def test_hostile_names_are_data(hub: Any, folder: Path) -> None:
     names = [run["id"] for run in hub.get("/api/v1/runs").json["runs"]]
     hostile = next(name for name in names if "<" in name)
-    said = hub.get(f"/api/v1/runs/{quote(hostile, safe='')}")
-    assert (said.status, said.json["id"]) == (200, hostile)
-    assert said.headers["content-type"] == "application/json"
+    answer = hub.get(f"/api/v1/runs/{quote(hostile, safe='')}")
+    assert (answer.status, answer.json["id"]) == (200, hostile)
+    assert answer.headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from stepscope.cli.finalize import finalize_run
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.past_run import past_run
 from stepscope.hub.runs import OpenPolicy, Runs, load_open, open_ahead
+from stepscope.records.run_clock import process_start_ticks
 from stepscope.records.series import RunData
-from stepscope.ring.writer import process_start_ticks
 from stepscope.store.documents import NodeInfo, end_run, read_meta, write_meta, write_nodes
 from stepscope.store.load import open_run
 from stepscope.store.sealed import samples
@@ -51,8 +51,8 @@ def test_a_past_run_is_opened_once_however_many_ask(folder: Path) -> None:
         opened = await asyncio.gather(*(runs.open("plain") for _ in range(5)))
         return {id(run) for run in opened}, await runs.open("plain") is opened[0]
 
-    same, again = in_loop(runs, work)
-    assert (len(same), again, loads) == (1, True, ["plain"])
+    same, repeated = in_loop(runs, work)
+    assert (len(same), repeated, loads) == (1, True, ["plain"])
 
 
 def test_the_newest_is_open_before_anybody_asks(folder: Path) -> None:
@@ -63,9 +63,9 @@ def test_the_newest_is_open_before_anybody_asks(folder: Path) -> None:
 
         async def work(runs: Runs = runs, given: Path = given, name: str = name) -> Any:
             opening = asyncio.create_task(open_ahead(runs, given))
-            asked = await runs.open(name)
+            file = await runs.open(name)
             await opening
-            return asked is not None, [run.name for run in runs.live()]
+            return file is not None, [run.name for run in runs.live()]
 
         assert in_loop(runs, work) == (True, [name])
     assert loads == [newest, "plain"]
@@ -149,8 +149,8 @@ def test_a_run_that_goes_on_is_followed_while_somebody_looks(begun: Any) -> None
     parent = {"pid": os.getppid(), "start_ticks": process_start_ticks(os.getppid())}
     write_meta(run_dir, {**read_meta(run_dir), "launcher": parent, "host": platform.node()})
     series = cluster.series()
-    for one in series:
-        append(run_dir, one, 0, 20)
+    for rank_series in series:
+        append(run_dir, rank_series, 0, 20)
     runs = Runs.of_folder(run_dir.parent, OpenPolicy(check_s=0.02))
 
     async def until(done: Callable[[], bool]) -> None:
@@ -165,18 +165,18 @@ def test_a_run_that_goes_on_is_followed_while_somebody_looks(begun: Any) -> None
         assert run is not None
         assert (run.status(), run.over) == ("running", False)
         await until(lambda: run.live.frontier == 19)
-        for one in series:
-            append(run_dir, one, 20, 60)
+        for rank_series in series:
+            append(run_dir, rank_series, 20, 60)
         await until(lambda: run.live.frontier == 59)
         summary = await run.summary()
         end_run(run_dir, exit_code=0, status="finished")
         await until(lambda: not runs.live())
-        again = await runs.open(run_dir.name)
-        return summary, again
+        file = await runs.open(run_dir.name)
+        return summary, file
 
-    summary, again = in_loop(runs, work)
+    summary, repeated = in_loop(runs, work)
     assert (summary["status"], summary["steps"]["last"]) == ("running", 59)
-    assert (again.status(), again.over, again.live.frontier) == ("finished", True, 59)
+    assert (repeated.status(), repeated.over, repeated.live.frontier) == ("finished", True, 59)
 
 
 # ── from files to the model ─────────────────────────────────────────────────────────────────────────────────────────
@@ -199,8 +199,8 @@ def test_every_step_of_every_rank_is_in_the_model_of_a_past_run(folder: Path) ->
 def test_a_rank_that_died_and_one_that_lost_records_are_no_trouble() -> None:
     run = Cluster(ranks=3, steps=300, deaths=(Death(rank=1, step=40),), missing={2: range(10, 20)}).run()
     live = past_run(run)
-    said = live.steps(0, 299, bins=4096)
-    assert [said["ranks"][said["first"].index(step)] for step in (5, 15, 50)] == [3, 2, 2]
+    steps = live.steps(0, 299, bins=4096)
+    assert [steps["ranks"][steps["first"].index(step)] for step in (5, 15, 50)] == [3, 2, 2]
     assert live.ranks()["state"] == ["exited", "vanished", "exited"]
     assert live.ranks()["lost"] == [0, 0, 10]
 

@@ -303,9 +303,9 @@ def test_a_step_that_a_rank_sent_late_is_told_again(begun: Any) -> None:
     live.rows(taken_of([second], range(4, 6)))
     live.tick()
     told, after = news(run, cursor)
-    again, fresh = told[0], told[1]
+    repeated, fresh = told[0], told[1]
     assert [event for event, _, _ in told] == ["again", "steps", "status"]
-    assert (again[1]["first"], again[1]["ranks"]) == ([0, 1, 2, 3], [2] * 4)
+    assert (repeated[1]["first"], repeated[1]["ranks"]) == ([0, 1, 2, 3], [2] * 4)
     assert (fresh[1]["first"], fresh[1]["ranks"]) == ([4, 5], [2, 2])
     assert news(run, after) == ([], after)
     back, _ = news(run, Cursor.from_id(after.to_id()) or Cursor())  # it does not say which of these it has
@@ -357,8 +357,8 @@ def test_a_long_run_shows_its_last_steps_first_and_says_when_it_has_all(
         told = messages(stream.iter_lines())
         until(told, "reset")
         seen.set()
-        *_, (_, _, again) = until(told, "reset")
-    assert (again["why"], again["last_step"]) == ("behind", 899)
+        *_, (_, _, repeated) = until(told, "reset")
+    assert (repeated["why"], repeated["last_step"]) == ("behind", 899)
     assert hub.get(f"{path}/steps").json["first"][0] == 0
     assert hub.get(path).json["reading"] is False
     assert hub.get(f"{path}/findings").json["findings"][0]["ranks"] == [1], "it stays found"

@@ -16,7 +16,7 @@ from stepscope.compare.sweep import sweep_page
 from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
 from stepscope.hub.runs import Runs
-from stepscope.store.catalog import run_id
+from stepscope.store.user_runs import run_id
 from tests.hub.run_parts import READER, Hub, record
 
 
@@ -95,7 +95,7 @@ def test_of_several_folders_each_sweep_is_listed_once(tmp_path: Path, hub_of: Ca
     hub = hub_of(Runs.of_user(lambda: {run_id(folder / "x").partition("~")[2]: folder for folder in folders}))
     listed = hub.get("/api/v1/sweeps").json["sweeps"]
     places = [tmp_path / "b/sweeps/fsdp2", tmp_path / "a/sweeps/fsdp2"]
-    assert [(row["id"], row["folder"]) for row in listed] == [(run_id(one), str(one.parent)) for one in places]
+    assert [(row["id"], row["folder"]) for row in listed] == [(run_id(place), str(place.parent)) for place in places]
     points = hub.get(f"/api/v1/sweeps/{listed[1]['id']}").json["parts"][0]["points"]
     assert points[0]["run"] == run_id(folders[1] / "small-3")
     points = hub.get(f"/api/v1/sweeps/{listed[0]['id']}").json["parts"][0]["points"]
@@ -121,6 +121,7 @@ def edited(**change: Any) -> Callable[[dict[str, Any]], Any]:
     return edit
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     "damage",
     [

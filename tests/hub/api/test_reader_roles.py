@@ -83,6 +83,7 @@ def test_a_named_token_reads_its_scope_and_changes_nothing(
     assert contents(made) == before
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     "path",
     [

@@ -33,10 +33,10 @@ def test_each_opens_what_it_is_for_until_it_is_revoked_or_over(folder: Path, tmp
     everything = tokens.create("a", ALL, now_s=1000.0, seconds=60.0)
     figures = tokens.create("b", METRICS, now_s=1000.0, seconds=60.0)
     one = tokens.create("c", run_scope("demo"), now_s=1000.0, seconds=600.0)
-    kept = tmp_path / "tokens.json"
-    assert kept.stat().st_mode & 0o777 == 0o600
-    assert not any(token in kept.read_text() for token in (everything, figures, one))
-    named = ReaderTokens(kept)
+    file = tmp_path / "tokens.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert not any(token in file.read_text() for token in (everything, figures, one))
+    named = ReaderTokens(file)
     readers = Readers(READER, now=lambda: now[0], named=named, sleep=at_once)
     hub = Hub(lambda: make_app(Runs.of_folder(folder), readers))
 
@@ -118,16 +118,16 @@ def signed_in(
 
 def test_a_session_has_the_scope_of_its_token_and_ends_with_it(folder: Path, tmp_path: Path) -> None:
     tokens, now = ReaderTokens(tmp_path / "tokens.json"), [1000.0]
-    one = tokens.create("anna", run_scope("demo"), now_s=1000.0, seconds=600.0)
-    with signed_in(folder, tokens, now, one) as browser:
+    token = tokens.create("anna", run_scope("demo"), now_s=1000.0, seconds=600.0)
+    with signed_in(folder, tokens, now, token) as browser:
         (cookie,) = browser.cookies.jar
-        assert one not in str(cookie.value)
+        assert token not in str(cookie.value)
         assert browser.post("/api/v1/session").json()["seconds"] == 600
         paths = ("/api/v1/runs", "/metrics", "/api/v1/runs/demo", "/api/v1/runs/plain")
         assert [browser.get(path).status_code for path in paths] == [200, 403, 200, 403]
         tokens.revoke("anna")
         assert browser.get("/api/v1/runs/demo").status_code == 401
-        assert tokens.create("anna", ALL, now_s=1000.0, seconds=600.0) != one
+        assert tokens.create("anna", ALL, now_s=1000.0, seconds=600.0) != token
         assert browser.get("/api/v1/runs/demo").status_code == 401, "another token of that name"
     with signed_in(folder, tokens, now, tokens.create("bert", ALL, now_s=1000.0, seconds=60.0)) as browser:
         now[0] += 59.0
@@ -175,9 +175,9 @@ def test_what_is_open_when_a_token_is_revoked_ends(folder: Path, tmp_path: Path)
 def test_another_token_takes_the_place_of_a_session(folder: Path, tmp_path: Path) -> None:
     tokens, now = ReaderTokens(tmp_path / "tokens.json"), [1000.0]
     audit = AuditLog(path=tmp_path / "audit.jsonl")
-    one = tokens.create("anna", run_scope("demo"), now_s=1000.0, seconds=600.0)
+    token = tokens.create("anna", run_scope("demo"), now_s=1000.0, seconds=600.0)
     figures = tokens.create("grafana", METRICS, now_s=1000.0, seconds=600.0)
-    with signed_in(folder, tokens, now, one, audit) as browser:
+    with signed_in(folder, tokens, now, token, audit) as browser:
         refused = browser.post("/api/v1/session", json={"token": figures})
         assert (refused.status_code, refused.json()["error"]) == (403, "this token is for /metrics only")
         assert browser.post("/api/v1/session", json={"token": "wrong"}).status_code == 401

@@ -22,9 +22,9 @@ from stepscope.cli.commands import serve as command
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
 from stepscope.hub.audit import read_audit
-from stepscope.store.catalog import UserHub, add_folder, find_user_hub, run_id
 from stepscope.store.documents import read_meta, write_meta
 from stepscope.store.load import open_run
+from stepscope.store.user_runs import UserHub, add_folder, find_user_hub, run_id
 
 
 @pytest.fixture
@@ -77,14 +77,14 @@ def test_a_folder_is_served_to_whoever_can_read_the_token_file(
     ]
     assert {line["served"] for line in noted} == {str(folder.resolve())}
     assert not (folder / "audit.jsonl").exists(), "a folder that is served is not written to"
-    again = commands.start("serve", folder / "plain", "--port", url.rpartition(":")[2], env=home)
-    assert url_of(again) == url
+    repeated = commands.start("serve", folder / "plain", "--port", url.rpartition(":")[2], env=home)
+    assert url_of(repeated) == url
     assert ask(url, other := place.read_text().strip(), "/api/v1/runs")["total"] == 1
     assert other != token
     with pytest.raises(urllib.error.HTTPError, match="401"):
         ask(url, token, "/api/v1/runs")
-    again.send_signal(signal.SIGTERM)
-    assert commands.finish(again).code == 0
+    repeated.send_signal(signal.SIGTERM)
+    assert commands.finish(repeated).code == 0
 
 
 def test_for_others_it_speaks_tls(commands: Any, folder: Path, home: dict[str, str], tmp_path: Path) -> None:
@@ -218,14 +218,14 @@ def test_all_runs_of_a_user_keep_their_address(
 ) -> None:
     """Folders become known by ``stepscope run``; the port is given here, since others may use the fixed one."""
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    one = record_run(tmp_path / "one", "night", Cluster(ranks=1, steps=5).run())
-    add_folder(one.parent, state)
+    first = record_run(tmp_path / "one", "night", Cluster(ranks=1, steps=5).run())
+    add_folder(first.parent, state)
     process = commands.start("serve", "--all", "--port", "0", env=home | state)
     url = url_of(process)
     place = tmp_path / "config" / "stepscope" / "serve-all.token"
     token = place.read_text().strip()
     assert find_user_hub(state) == UserHub(url=url, token=token, token_file=str(place))
-    assert [row["id"] for row in ask(url, token, "/api/v1/runs")["runs"]] == [run_id(one)]
+    assert [row["id"] for row in ask(url, token, "/api/v1/runs")["runs"]] == [run_id(first)]
     two = record_run(tmp_path / "two", "night", Cluster(ranks=1, steps=7).run())
     add_folder(two.parent, state)
     assert ask(url, token, f"/api/v1/runs/{run_id(two)}")["newest_step"] == 6
@@ -237,8 +237,8 @@ def test_all_runs_of_a_user_keep_their_address(
     assert (done.code, token in done.stdout + done.stderr) == (0, False)
     assert "serving all your runs (1 folder so far)" in done.stderr
     assert find_user_hub(state) is None
-    again = commands.start("serve", "--all", "--port", url.rpartition(":")[2], env=home | state)
-    assert url_of(again) == url
+    repeated = commands.start("serve", "--all", "--port", url.rpartition(":")[2], env=home | state)
+    assert url_of(repeated) == url
     assert ask(url, token, "/api/v1/runs")["total"] == 2, "the token is kept"
-    again.send_signal(signal.SIGINT)
-    assert commands.finish(again).code == 0
+    repeated.send_signal(signal.SIGINT)
+    assert commands.finish(repeated).code == 0

@@ -15,7 +15,7 @@ from stepscope.hub.api.auth import Readers, ReaderTokens, run_scope
 from stepscope.hub.app import make_app
 from stepscope.hub.runs import Runs
 from stepscope.page.assets import is_built
-from stepscope.store.catalog import add_folder, known_folders, run_id
+from stepscope.store.user_runs import add_folder, known_folders, run_id
 from tests.hub.run_parts import HOSTILE, Hub
 
 
@@ -38,19 +38,19 @@ def named(user: dict[str, str], record_run: Any, tmp_path: Path) -> Callable[...
 def test_runs_of_all_folders_and_those_that_appear_later(
     serve: Any, named: Callable[..., Path], user: dict[str, str]
 ) -> None:
-    one, two = named("one", "night", steps=5), named("two", "night", steps=9)
+    first, two = named("one", "night", steps=5), named("two", "night", steps=9)
     hub = serve(lambda: Runs.of_user(lambda: known_folders(user)))
     listed = {row["id"]: row for row in hub.get("/api/v1/runs").json["runs"]}
     assert {(row["name"], row["folder"]) for row in listed.values()} == {
-        ("night", str(one.parent)),
+        ("night", str(first.parent)),
         ("night", str(two.parent)),
     }
-    for path, steps in ((one, 5), (two, 9)):
+    for path, steps in ((first, 5), (two, 9)):
         about = hub.get(f"/api/v1/runs/{run_id(path)}").json
         assert (about["label"], about["newest_step"], about["id"]) == ("night", steps - 1, run_id(path))
         assert run_id(path) in listed
     assert hub.get("/api/v1/runs/night").status == 404
-    assert hub.get(f"/api/v1/runs/{run_id(one.parent / 'none')}").status == 404
+    assert hub.get(f"/api/v1/runs/{run_id(first.parent / 'none')}").status == 404
     assert hub.get(f"/api/v1/runs/{run_id(Path('/elsewhere/night'))}").status == 404
     later = named("three", HOSTILE, steps=3)
     assert hub.get(f"/api/v1/runs/{quote(run_id(later))}").json["newest_step"] == 2
@@ -60,19 +60,19 @@ def test_runs_of_all_folders_and_those_that_appear_later(
 def test_a_token_for_one_run_does_not_open_another_of_that_name(
     named: Callable[..., Path], user: dict[str, str], tmp_path: Path
 ) -> None:
-    one, two = named("one", "night", steps=5), named("two", "night", steps=5)
+    first, two = named("one", "night", steps=5), named("two", "night", steps=5)
     tokens = ReaderTokens(tmp_path / "tokens.json")
     by_name, by_id = (
-        tokens.create(scope, run_scope(scope), now_s=0.0, seconds=1e12) for scope in ("night", run_id(one))
+        tokens.create(scope, run_scope(scope), now_s=0.0, seconds=1e12) for scope in ("night", run_id(first))
     )
     hub = Hub(lambda: make_app(Runs.of_user(lambda: known_folders(user)), Readers("token", named=tokens)))
     try:
-        for path in (one, two):
+        for path in (first, two):
             assert hub.get(f"/api/v1/runs/{run_id(path)}", token=by_name).status == 403
         assert hub.get("/api/v1/runs", token=by_name).json["runs"] == []
-        assert hub.get(f"/api/v1/runs/{run_id(one)}", token=by_id).status == 200
+        assert hub.get(f"/api/v1/runs/{run_id(first)}", token=by_id).status == 200
         assert hub.get(f"/api/v1/runs/{run_id(two)}", token=by_id).status == 403
-        assert [row["id"] for row in hub.get("/api/v1/runs", token=by_id).json["runs"]] == [run_id(one)]
+        assert [row["id"] for row in hub.get("/api/v1/runs", token=by_id).json["runs"]] == [run_id(first)]
     finally:
         hub.close()
 
@@ -91,11 +91,11 @@ def test_metrics_of_two_runs_of_one_name_are_two_series(
 
 @pytest.mark.skipif(not is_built(), reason="the page is not built")
 def test_a_report_is_a_download_with_the_data_of_the_run(hub: Hub, serve: Any, begun: Any) -> None:
-    said = hub.get(f"/api/v1/runs/{quote(HOSTILE)}/report.html")
-    assert (said.status, said.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    answer = hub.get(f"/api/v1/runs/{quote(HOSTILE)}/report.html")
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     named = quote(f"{HOSTILE}.html", safe="")
-    assert said.headers["content-disposition"] == f"attachment; filename*=UTF-8''{named}"
-    assert b'id="stepscope-data"' in said.body
+    assert answer.headers["content-disposition"] == f"attachment; filename*=UTF-8''{named}"
+    assert b'id="stepscope-data"' in answer.body
     assert hub.get(f"/api/v1/runs/{quote(HOSTILE)}/report.html", token=None).status == 401
     assert hub.get("/api/v1/runs/none/report.html").status == 404
     cluster = Cluster(ranks=2, steps=20)

@@ -1,0 +1,104 @@
+"""Documents of incidents: exact for three of them, with a source for every statement, and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster
+from made_incidents import Made, as_text, crash, hang, make_runs, slow_rank, write_log
+
+from stepscope.alerts.incident_file import append_incident
+from stepscope.alerts.model import Incident
+from stepscope.incidents.builder import MOST_BYTES
+from stepscope.incidents.text import incident_markdown, incident_text
+from stepscope.records.capture import CaptureOrder, CaptureRecord
+from stepscope.records.series import RankError
+from stepscope.store.captures import write_capture
+
+DATA = Path(__file__).parent / "data"
+SCENARIOS = {"slow": slow_rank, "hang": hang, "crash": crash}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_document_is_exact(tmp_path: Path, name: str, golden: Callable[[Path, str], None]) -> None:
+    make: Callable[[Path], Made] = SCENARIOS[name]
+    document = make(tmp_path).incidents().document(1)
+    assert document is not None
+    texts = {f"{name}.json": as_text(document), f"{name}.md": incident_markdown(document)}
+    texts[f"{name}.txt"] = incident_text(document, width=100)
+    for file, text in texts.items():
+        golden(DATA / file, text)
+    assert len(as_text(document)) < MOST_BYTES
+    assert list(statements_without_source(document)) == []
+
+
+def test_a_log_is_shown_once_if_the_lowest_rank_failed_and_the_incident_names_no_rank(tmp_path: Path) -> None:
+    error = RankError(rank=0, pid=1000, type="ValueError", message="bad", wall_ns=ANCHOR_WALL_NS + 3 * 10**9, step=40)
+    made = make_runs(tmp_path, Cluster(ranks=2, steps=60, errors=(error,)).run(), "nan")
+    write_log(made, 0, "ValueError: bad\n")
+    about: dict[str, Any] = {"title": "The loss is NaN.", "opened_wall_ns": ANCHOR_WALL_NS + 2 * 10**9}
+    append_incident(
+        made.run_dir,
+        Incident(number=1, topic="numbers", state="open", kind="loss_nan", severity="critical", **about),
+    )
+    document = made.incidents().document(1)
+    assert document is not None
+    assert [piece["rank"] for piece in document["logs"]["pieces"]] == [0]
+
+
+def statements_without_source(value: Any, path: str = "") -> Iterator[str]:
+    """Where the document says something without naming where that comes from."""
+    if isinstance(value, dict):
+        if "text" in value and path.count("/") > 1 and not {"form", "file", "rule", "command", "value"} & set(value):
+            source = value.get("source")
+            if not isinstance(source, dict) or not source.get("text"):
+                yield path
+        for key, inner in value.items():
+            if key not in ("source", "charts", "evidence"):
+                yield from statements_without_source(inner, f"{path}/{key}")
+    elif isinstance(value, list):
+        for at, inner in enumerate(value):
+            yield from statements_without_source(inner, f"{path}/{at}")
+
+
+def test_captures_are_listed_with_what_they_say(tmp_path: Path) -> None:
+    made = slow_rank(tmp_path)
+    began_ns = min(series.anchor_wall_ns for series in made.run.ranks)
+    for at, state, verdict, problem in (
+        (10, "failed", "", "The profiler of the script is active."),
+        (340, "done", "Rank 2 spends 30.1 ms more per step than rank 0 in aten::mm.", ""),
+        (900, "profiling", "", ""),
+    ):
+        record = CaptureRecord(
+            order=CaptureOrder(id=f"step-{at}", ranks=(0, 2), at_step=at),
+            state=state,
+            requested_wall_ns=began_ns + at,
+            reason="finding",
+            verdict=verdict,
+            problem=problem,
+        )
+        write_capture(made.run_dir, record)
+    document = made.incidents().document(1)
+    assert document is not None
+    rows = document["captures"]["statements"]
+    assert [(row["capture"], row["text"], row["source"]["text"]) for row in rows] == [
+        (
+            "step-10",
+            "Steps 10 to 15 of ranks 0 and 2: The profiler of the script is active.",
+            "captures/step-10/capture.json",
+        ),
+        (
+            "step-340",
+            "Steps 340 to 345 of ranks 0 and 2: Rank 2 spends 30.1 ms more per step than rank 0 in aten::mm.",
+            "captures/step-340/capture.json",
+        ),
+        (
+            "step-900",
+            "Steps 900 to 905 of ranks 0 and 2: the capture is being taken",
+            "captures/step-900/capture.json",
+        ),
+    ]
+    assert "Steps 340 to 345 of ranks 0 and 2" in incident_markdown(document)

@@ -1,0 +1,54 @@
+"""Jobs that nobody watches and that go wrong: the messages that arrive at a webhook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alerts import CASES, HEALTHY, Case, receiving, run_case
+
+CRASH = """
+import time
+import stepscope
+
+for step in range(100):
+    with stepscope.step(), stepscope.phase("work"):
+        time.sleep(0.02)
+        if step == 40:
+            raise ValueError("the batch has no label")
+"""
+TROUBLE = [pytest.param(case, id=case.id) for case in CASES]
+
+
+@pytest.mark.faults
+def test_a_crash_is_one_message_that_names_the_line(run_stepscope: Callable[..., Any], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CRASH)
+    with receiving() as (url, arrived):
+        done = run_stepscope("run", "--quiet", str(script), env={"STEPSCOPE_ALERT": url})
+        assert done.code == 1
+    (message,) = [each.body for each in arrived]
+    assert (message["status"], message["kind"], message["severity"]) == ("firing", "rank_crashed", "critical")
+    assert message["line"] == "train.py:9"
+    assert message["since_step"] == 39
+    assert message["link"].endswith(f"/#/run/{message['run']}/incident/1")
+    assert "raised ValueError: the batch has no label" in message["title"]
+
+
+@pytest.mark.soak
+@pytest.mark.alone
+@pytest.mark.ranks
+@pytest.mark.faults
+@pytest.mark.parametrize("case", TROUBLE)
+def test_trouble_is_one_message_and_one_when_it_is_over(case: Case, tmp_path: Path) -> None:
+    assert run_case(case, tmp_path / case.id).faults() == []
+
+
+@pytest.mark.soak
+@pytest.mark.alone
+@pytest.mark.ranks
+@pytest.mark.parametrize("load", ["none", "bursts"])
+def test_a_healthy_job_sends_nothing(load: str, tmp_path: Path) -> None:
+    assert run_case(HEALTHY, tmp_path / "healthy", load=load).faults() == []
