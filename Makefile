@@ -55,7 +55,7 @@ NOTHING_CHOSEN := [ $$? -eq 5 ]
 RERUN ?=
 define IF_FAILED
 { code=$$?; [ $$code -eq 1 ] && [ -n "$(RERUN)" ] || exit $$code; echo "Once more, alone, what failed:"; \
-	$(1) $(BIN)/python -m pytest --last-failed --last-failed-no-failures none --flaky-report "$(RERUN)" $(2) $(TEST_ARGS); }
+	$(1) $(BIN)/python -m pytest --last-failed --last-failed-no-failures none --flaky-report="$(RERUN)" $(2) $(TEST_ARGS); }
 endef
 
 # Runs beside the other tests, which leave a core idle now and then, and is printed after them.  Show vitest's output only
@@ -100,8 +100,10 @@ test: $(RUN_READY) $(TOOLS_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, inc
 soak: $(RUN_READY) $(TOOLS_READY) $(PAGE) $(BROWSER_READY) ## Run variants of the tests in `make test`, and all examples of property-based tests (30 minutes)
 	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python $(SOAK) -m "soak and not alone" $(TEST_ARGS) || $(NOTHING_CHOSEN) || \
 		$(call IF_FAILED,STEPSCOPE_WHOLE_TORCH=1,-m "soak and not alone")
-	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python -m pytest -m "soak and alone" $(TEST_ARGS) || $(NOTHING_CHOSEN)
-	STEPSCOPE_EXAMPLES=all $(BIN)/python $(PYTEST) -m "(hypothesis or seeds) and not soak and not long" $(TEST_ARGS) || $(NOTHING_CHOSEN)
+	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python -m pytest -m "soak and alone" $(TEST_ARGS) || $(NOTHING_CHOSEN) || \
+		$(call IF_FAILED,STEPSCOPE_WHOLE_TORCH=1,-m "soak and alone")
+	STEPSCOPE_EXAMPLES=all $(BIN)/python $(PYTEST) -m "(hypothesis or seeds) and not soak and not long" $(TEST_ARGS) || $(NOTHING_CHOSEN) || \
+		$(call IF_FAILED,STEPSCOPE_EXAMPLES=all,-m "(hypothesis or seeds) and not soak and not long")
 
 long: $(FRAMEWORKS_READY) $(PAGE) ## Run the tests under frameworks (700 MB), and a simulated day of faults (an hour in all)
 	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python -m pytest -m long $(TEST_ARGS)

@@ -40,10 +40,12 @@ def test_a_test_that_passes_the_second_time_is_named_with_its_failure(
     assert (first.code, first.stdout.splitlines()[-1][:18]) == (1, "2 failed, 1 passed")
     assert "flaky:" not in first.stdout
 
-    repeated = run_python("-m", "pytest", "-n", "0", "--last-failed", "--flaky-report", tmp_path / "flaky", tests)
+    # As in `make soak` after `make test`: a file that exists must not be taken for tests to run.
+    (tmp_path / "flaky").write_text("an earlier line\n")
+    repeated = run_python("-m", "pytest", "-n", "0", "--last-failed", f"--flaky-report={tmp_path / 'flaky'}", tests)
 
     line = "tests/test_some.py::test_flaky: AssertionError: only the first time"
     assert repeated.code == 1  # one is still broken
     assert f"FLAKY {line}" in repeated.stdout
     assert "1 flaky: failed among others and passed alone" in repeated.stdout
-    assert (tmp_path / "flaky").read_text() == f"{line}\n"
+    assert (tmp_path / "flaky").read_text() == f"an earlier line\n{line}\n"

@@ -295,11 +295,24 @@ def _same_time_twice(summary: Summary) -> Iterator[str]:
         own = [
             finding for finding in findings if finding["phase"] == name and not finding["ranks"] and _on_host(finding)
         ]
-        # Its own evidence says which part of it lies in that phase; a title may be led by the largest of several.
-        claimed = sum((row["evidence"].get("shares") or {}).get(name, row["cost"].get("share", 0.0)) for row in own)
+        claimed = sum(_share_in(finding, name) for finding in own)
         if len(own) > 1 and row["share"] is not None and claimed > 1.1 * row["share"] + 0.02:
             titles = " / ".join(row["title"] for row in own)
             yield f"{claimed:.0%} of the time is claimed of {name}, which takes {row['share']:.0%}: {titles}"
+
+
+def _share_in(finding: Finding, phase: str) -> float:
+    """The part of a finding's share that lies in the phase, by its own evidence.
+
+    A title may be led by the largest of several phases.  Slow steps are as long as on their slowest rank: where ranks
+    are late in turn, the job loses more than they spend in the phase on average.
+    """
+    share: float = finding["cost"].get("share", 0.0)
+    evidence = finding["evidence"]
+    extra_ms, by_phase = evidence.get("extra_ms"), evidence.get("extra_ms_by_phase") or {}
+    if extra_ms and phase in by_phase:
+        return share * min(max(by_phase[phase], 0.0) / extra_ms, 1.0)
+    return (evidence.get("shares") or {}).get(phase, share)
 
 
 def _one_cause_twice(summary: Summary) -> Iterator[str]:

@@ -701,8 +701,9 @@ def _excesses_by_second(view: View, deviation: Floats) -> Iterator[Excess]:
 def _priced(view: View, claim: Claim) -> Claim:
     """With its share of the time that really passed; what the rank waits for a processor on top is not its own."""
     cost = cost_of(view, claim.explained_ns)
-    if "least" in claim.finding.cost:
-        cost["least"] = claim.finding.cost["least"]
+    calm_cost = claim.finding.cost
+    if "least" in calm_cost:
+        cost["least"] = cost_of(view, claim.explained_ns * (calm_cost["least"]["share"] / calm_cost["share"]))
     excess_ns = claim.finding.evidence["excess_ms"] * 1e6
     return replace(
         claim, finding=replace(claim.finding, cost=cost, severity=severity_by_cost(cost["share"], excess_ns))
