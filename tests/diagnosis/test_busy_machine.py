@@ -94,6 +94,19 @@ def test_a_burst_of_waiting_over_some_steps_is_no_stall() -> None:
     assert [title for title in accused(found(cluster)) if "longer than usual" in title] == []
 
 
+@pytest.mark.parametrize("ms", [6.0, 20.0])
+def test_both_ends_of_a_price_are_of_the_steps_that_really_passed(ms: float) -> None:
+    facts, late = {"fsdp": {"version": 2}}, slow_at(1, "forward", ms)
+    findings = found(
+        Cluster(ranks=2, steps=200, load="bursts", comm_ms=5.0, warmup_ms=50.0, facts=facts, faults=(late,))
+    )
+    (cost,) = (each.cost for each in findings if each.kind == "compute_straggler")
+    least = cost["least"]
+    assert 0 < least["share"] < cost["share"]
+    now_ms = cost["if_fixed"]["step_ms"] * cost["if_fixed"]["speedup"]
+    assert least["if_fixed"]["step_ms"] * least["if_fixed"]["speedup"] == pytest.approx(now_ms, rel=0.002)
+
+
 def test_a_slow_exchange_is_found_although_ranks_also_wait_for_each_other_in_turns() -> None:
     findings = found(Cluster(ranks=8, steps=100, load="bursts", seed=4, noise=0.05, comm_ms=25.0, warmup_ms=50.0))
     assert ("comm_bound", "comm") in [(each.kind, each.phase) for each in findings]
