@@ -10,7 +10,7 @@ Pure: no I/O, no clock.  docs/goodput.md has the definitions.
 
 from __future__ import annotations
 
-from stepscope.goodput.ledger import PARTS, Ledger, ledger_of
+from stepscope.goodput.ledger import PARTS, Ledger, evaluated_after_ns, ledger_of
 from stepscope.goodput.restart_advice import Advice, advise
 
-__all__ = ["PARTS", "Advice", "Ledger", "advise", "ledger_of"]
+__all__ = ["PARTS", "Advice", "Ledger", "advise", "evaluated_after_ns", "ledger_of"]

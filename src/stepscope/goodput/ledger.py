@@ -44,6 +44,7 @@ __all__ = [
     "Resumption",
     "RunAccount",
     "account_of",
+    "evaluated_after_ns",
     "hang_stretches",
     "ledger_from",
     "ledger_of",
@@ -243,10 +244,10 @@ def _account(run: RunData, series: RankSeries, ages: Mapping[Any, Any]) -> Proce
     found = process_account(series, sums_of(series.steps), age_s=age_s)
     if found.last_ns is None:
         return found
-    return replace(found, evaluated_ns=_evaluated_ns(run, series, found.last_ns))
+    return replace(found, evaluated_ns=evaluated_after_ns(run, series, found.last_ns))
 
 
-def _evaluated_ns(run: RunData, series: RankSeries, last_ns: int) -> float:
+def evaluated_after_ns(run: RunData, series: RankSeries, last_ns: int) -> float:
     """What a rank evaluated after its last step, which no step contains: as the stacks sampled there show it.
 
     The time is until its last change of phase; of that, the share of the samples that were in an evaluation.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import Window
 from stepscope.diagnosis.engine.window import last_attempt
+from stepscope.goodput import evaluated_after_ns
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankSeries, RunData
 from stepscope.records.text import duration_text, share_text
@@ -121,23 +122,9 @@ def _of_rank(run: RunData, series: RankSeries, window: Window, ends: _Ends, stal
     spent["stalls"] = min(stalled_ns, own_ns)
     spent["training"] = own_ns - spent["stalls"]
     outside = _outside(ends, first_ns, last_ns)
-    outside["last_evaluation"] = min(_evaluated_ns(run, series, last_ns), outside["end"])
+    outside["last_evaluation"] = min(evaluated_after_ns(run, series, last_ns), outside["end"])
     outside["end"] -= outside["last_evaluation"]
     return {**outside, **_fitted(spent, last_ns - first_ns)}
-
-
-def _evaluated_ns(run: RunData, series: RankSeries, last_ns: int) -> float:
-    """What a rank evaluated after its last step, which no step contains: as the stacks sampled there show it.
-
-    The time is until its last change of phase; of that, the share of the samples that were in an evaluation.
-    """
-    until_ns = series.live_since_ns - series.anchor_mono_ns + series.anchor_wall_ns
-    phases = [
-        stack.get("phase")
-        for stack in run.stacks
-        if stack.get("rank") == series.rank and last_ns < stack.get("wall_ns", 0) <= until_ns
-    ]
-    return (until_ns - last_ns) * phases.count("eval") / len(phases) if phases else 0.0
 
 
 def _fitted(spent: Parts, between_ns: float) -> Parts:
