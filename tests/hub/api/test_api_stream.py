@@ -357,9 +357,11 @@ def test_a_long_run_shows_its_last_steps_first_and_says_when_it_has_all(
         told = messages(stream.iter_lines())
         until(told, "reset")
         seen.set()
-        *_, (_, _, repeated) = until(told, "reset")
+        first = -1
+        while first != 0:  # on a busy machine the client may be behind once before the whole run was read
+            *_, (_, _, repeated) = until(told, "reset")
+            first = hub.get(f"{path}/steps").json["first"][0]
     assert (repeated["why"], repeated["last_step"]) == ("behind", 899)
-    assert hub.get(f"{path}/steps").json["first"][0] == 0
     assert hub.get(path).json["reading"] is False
     assert hub.get(f"{path}/findings").json["findings"][0]["ranks"] == [1], "it stays found"
     feed.make(10)
