@@ -28,8 +28,8 @@ from pathlib import Path
 import numpy as np
 
 from compare.pairs import KINDS, record_pairs
-from stepscope.compare.inputs import without_warmup
-from stepscope.compare.statistics import Change, Judgment, Series, Verdict, judge, verdict_of
+from stepscope.comparison.inputs import without_warmup
+from stepscope.comparison.statistics import Change, Judgment, Series, Verdict, judge, verdict_of
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "series"
 EFFECTS = (0.01, 0.02, 0.03, 0.05)

@@ -25,9 +25,9 @@ from statistics import NormalDist
 import numpy as np
 
 from compare.__main__ import DATA, held_out, mlperf_jobs
-from stepscope.compare.history import HistoryPoint, history_document
-from stepscope.compare.inputs import summary_input
-from stepscope.compare.statistics import CONFIDENCE, Level, Series
+from stepscope.comparison.history import HistoryPoint, history_document
+from stepscope.comparison.inputs import summary_input
+from stepscope.comparison.statistics import CONFIDENCE, Level, Series
 from stepscope.records.text import count_text
 
 RUNS = 20

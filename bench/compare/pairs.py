@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.compare import compare_inputs, read_input
+from stepscope.comparison import compare_inputs, read_input
 
 __all__ = ["KINDS", "Pair", "record_pairs"]
 

@@ -13,9 +13,9 @@ from fakes.cluster import Cluster, Death, slow_at
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.compare import inputs
-from stepscope.compare.comparison import compare_inputs
-from stepscope.compare.inputs import (
+from stepscope.comparison import inputs
+from stepscope.comparison.comparison import compare_inputs
+from stepscope.comparison.inputs import (
     Input,
     check_comparable,
     decode_baseline,
@@ -23,7 +23,7 @@ from stepscope.compare.inputs import (
     input_of_run,
     read_input,
 )
-from stepscope.compare.statistics import Level, Series
+from stepscope.comparison.statistics import Level, Series
 from stepscope.errors import CompareError, CompareTooShort, StepscopeError
 from stepscope.reports.summary import summarize
 

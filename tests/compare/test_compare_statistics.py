@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepscope.compare.statistics import (
+from stepscope.comparison.statistics import (
     Change,
     Level,
     Series,

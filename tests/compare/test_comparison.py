@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from fakes.cluster import Cluster, slow_at
 
-from stepscope.compare.comparison import Limits, compare_inputs, gate_inputs, percent_text
-from stepscope.compare.inputs import Input, Measured, input_of_run
-from stepscope.compare.statistics import Series
-from stepscope.compare.text import comparison_page, render_comparison, render_markdown
+from stepscope.comparison.comparison import Limits, compare_inputs, gate_inputs, percent_text
+from stepscope.comparison.inputs import Input, Measured, input_of_run
+from stepscope.comparison.statistics import Series
+from stepscope.comparison.text import comparison_page, render_comparison, render_markdown
 from stepscope.errors import CompareError
 from stepscope.reports.summary import summarize
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.compare.history import HistoryPoint, history_document, history_sentences
-from stepscope.compare.statistics import Level
+from stepscope.comparison.history import HistoryPoint, history_document, history_sentences
+from stepscope.comparison.statistics import Level
 
 SCATTER = (0.3, -0.2, 0.1, -0.4, 0.2, 0.0, -0.1, 0.4, -0.3, 0.1, 0.2, -0.2, 0.0, 0.3, -0.1, 0.1, -0.3, 0.2, -0.2, 0.1)
 """By how many thousandths runs differ."""

@@ -11,8 +11,8 @@ from fakes.cluster import Cluster, slow_at
 from made_runs import record
 
 from stepscope.cli.main import run_command
-from stepscope.compare.inputs import read_input
-from stepscope.compare.repeats import read_repeats
+from stepscope.comparison.inputs import read_input
+from stepscope.comparison.repeats import read_repeats
 from stepscope.hub.api.compare import compare_runs
 from stepscope.reports.summary import summarize
 from stepscope.store.catalog import change_labels, run_entry

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from made_sweeps import variant
 
-from stepscope.compare.sweep import front_svg, sweep_document, sweep_page, sweep_sentences, sweep_table
+from stepscope.comparison.sweep import front_svg, sweep_document, sweep_page, sweep_sentences, sweep_table
 
 
 def places(document: dict[str, Any]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from compare.__main__ import (
 )
 from compare.history import RUNS, History, found_in, histories_of, is_findable, level_of_run, points_of, score
 
-from stepscope.compare.statistics import Series, judge
+from stepscope.comparison.statistics import Series, judge
 
 
 def write_series(folder: Path, *, noise: float) -> None:

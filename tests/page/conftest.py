@@ -51,7 +51,7 @@ from made_sweeps import FSDP2, variant, write_sweep
 
 from stepscope.cli.main import run_command
 from stepscope.cli.output import write_page
-from stepscope.compare.sweep import sweep_page
+from stepscope.comparison.sweep import sweep_page
 from stepscope.store.live.failures import write_hang
 from tests.hub.run_parts import DEMO, HOSTILE, WALL_NS, Feed, missing_rank, record
 from tests.page.browsing import (

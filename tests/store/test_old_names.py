@@ -8,7 +8,7 @@ from typing import Any
 
 from fakes.cluster import Cluster
 
-from stepscope.compare.inputs import read_input
+from stepscope.comparison.inputs import read_input
 from stepscope.reports.summary import summarize
 from stepscope.store.documents import load_findings, load_summary
 

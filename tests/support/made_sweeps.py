@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.compare.statistics import Level
-from stepscope.compare.sweep import Trial, VariantTrials, sweep_document
+from stepscope.comparison.statistics import Level
+from stepscope.comparison.sweep import Trial, VariantTrials, sweep_document
 
 __all__ = ["FSDP2", "variant", "write_sweep"]
 

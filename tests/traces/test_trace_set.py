@@ -33,8 +33,8 @@ def test_a_job(traces: TraceSet) -> None:
     assert traces.verdict
     assert traces.notices == ()
     assert list(traces.files()["rank"]) == [0, 1, 2, 3]
-    assert traces.findings["title"][0] == traces.job.findings[0].title
-    assert (2,) in list(traces.findings["ranks"])
+    assert traces.findings()["title"][0] == traces.job.findings[0].title
+    assert (2,) in list(traces.findings()["ranks"])
 
 
 def test_steps_and_phases(traces: TraceSet) -> None:

@@ -19,7 +19,7 @@ from stepscope.store.documents import load_summary, log_names
 from stepscope.store.load import load_run
 from stepscope.store.paths import INCIDENTS
 
-__all__ = ["Incidents", "incident_document", "incidents_document", "incidents_in", "open_incidents"]
+__all__ = ["Incidents", "current_summary", "incident_document", "incidents_document", "incidents_in", "open_incidents"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +78,17 @@ def incidents_in(run_dir: Path, run: RunData, summary: Mapping[str, Any], *, ove
 def open_incidents(run_dir: Path) -> Incidents:
     """Load a run in whatever state it is; NotARun if the folder is not a run."""
     run = load_run(run_dir).data
+    summary, active = current_summary(run_dir, run)
+    return incidents_in(run_dir, run, summary, over=not active)
+
+
+def current_summary(run_dir: Path, run: RunData) -> tuple[dict[str, Any], bool]:
+    """Return the summary of a run that was just loaded, read or else computed, and whether the run is active."""
     active = run.meta.get("sealed") is not True and is_active(run_dir)
     summary = None if active else load_summary(run_dir)
     if summary is None or summary.get("schema") != 1:
         summary = summarize(run, alive=active, logs=log_names(run_dir))
-    return incidents_in(run_dir, run, summary, over=not active)
+    return summary, active
 
 
 def incidents_document(run_dir: Path, *, redact: bool = False) -> dict[str, Any]:

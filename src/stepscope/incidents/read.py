@@ -16,8 +16,8 @@ from stepscope.alerts.conditions import code_line, topic_of
 from stepscope.alerts.incident_file import incident_changes, incidents_of
 from stepscope.alerts.model import Incident, Message
 from stepscope.alerts.outbox import Delivery, read_deliveries
-from stepscope.compare.comparison import context_changes
-from stepscope.compare.inputs import context_of
+from stepscope.comparison.comparison import context_changes
+from stepscope.comparison.inputs import context_of
 from stepscope.errors import NotARun
 from stepscope.incidents.git import git_changes
 from stepscope.incidents.inputs import EarlierIncident, GitChanges, GoodRun, Inputs, LogPiece, Onset, Source

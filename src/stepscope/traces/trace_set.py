@@ -7,16 +7,16 @@ read by the same workers with the same cache, and each number is defined in docs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.errors import TraceError
+from stepscope.frame import Frame, frame_of_findings, frame_of_rows
 from stepscope.traces.collective_calls import OPS
 from stepscope.traces.engine import Engine, Options, Problem, Progress, analyze_paths
 from stepscope.traces.findings import analyze_job
@@ -29,107 +29,6 @@ from stepscope.traces.reading.cache import Cache, open_traces
 from stepscope.traces.reading.files import find_traces
 
 __all__ = ["Frame", "TraceSet", "analyze_files", "open_set"]
-
-
-# -- frames -----------------------------------------------------------------------------------------------------------
-
-
-class Frame:
-    """Columns of equal length by name; units are in the names (``_ns``, ``_bytes``, ``_share``).
-
-    Unknown numbers are NaN, unknown texts None. ``left_out`` counts rows beyond the limit of a table (mostly 1,000).
-    """
-
-    def __init__(
-        self, columns: Mapping[str, Sequence[Any] | NDArray[Any]], *, note: str = "", left_out: int = 0
-    ) -> None:
-        self._columns = {name: _column(values) for name, values in columns.items()}
-        if len({len(column) for column in self._columns.values()}) > 1:
-            raise ValueError("the columns of a frame have different lengths")
-        self.note = note
-        """What a reader of these figures should know."""
-        self.left_out = left_out
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self._columns)
-
-    def keys(self) -> tuple[str, ...]:
-        """Return the names, so that ``dict(frame)`` has the columns."""
-        return tuple(self._columns)
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._columns[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(next(iter(self._columns.values()), ()))
-
-    def __repr__(self) -> str:
-        return f"Frame({len(self)} rows: {', '.join(self._columns)})"
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows as plain values; unknown ones are None."""
-        lists = {name: [_plain(value) for value in column.tolist()] for name, column in self._columns.items()}
-        return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-
-    def to_pandas(self) -> Any:
-        """Return a ``pandas.DataFrame``; pandas must be installed."""
-        return _library("pandas").DataFrame(dict(self._columns))
-
-    def to_polars(self) -> Any:
-        """Return a ``polars.DataFrame``; polars must be installed."""
-        return _library("polars").DataFrame(
-            {name: column.tolist() if column.dtype == object else column for name, column in self._columns.items()}
-        )
-
-    def to_arrow(self) -> Any:
-        """Return a ``pyarrow.Table``; pyarrow must be installed."""
-        return _library("pyarrow").table(
-            {name: column.tolist() if column.dtype == object else column for name, column in self._columns.items()}
-        )
-
-
-def _column(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
-    if isinstance(values, np.ndarray):
-        return values
-    known = [value for value in values if value is not None]
-    if known and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
-        if len(known) == len(values):
-            return np.array(values)
-        return np.array([np.nan if value is None else value for value in values], np.float64)
-    if known and len(known) == len(values) and all(isinstance(value, bool) for value in known):
-        return np.array(values, np.bool_)
-    out = np.empty(len(values), object)
-    out[:] = values
-    return out
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and value != value else value
-
-
-def _library(name: str) -> Any:
-    from importlib import import_module
-
-    try:
-        return import_module(name)
-    except ImportError:
-        raise ImportError(
-            f"{name} is not installed; use .rows(), or the columns as numpy arrays: dict(frame)"
-        ) from None
-
-
-def _of_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], **about: Any) -> Frame:
-    values = zip(*rows, strict=True) if rows else ([] for _ in columns)
-    return Frame({name: list(column) for name, column in zip(columns, values, strict=True)}, **about)
-
-
-def _of_table(table: Table) -> Frame:
-    return _of_rows(table.columns, table.rows, note=table.note, left_out=table.left_out)
 
 
 # -- a job's traces ---------------------------------------------------------------------------------------------------
@@ -155,14 +54,9 @@ class TraceSet:
         """The first finding in one sentence, or that nothing stands out."""
         return self.job.verdict
 
-    @property
     def findings(self) -> Frame:
         """One row per finding, the most severe and costly first; ``job.findings`` has them with their evidence."""
-        rows = [
-            (each.kind, each.severity, each.title, each.ranks, each.cost.get("share"), each.advice)
-            for each in self.job.findings
-        ]
-        return _of_rows(("kind", "severity", "title", "ranks", "cost_share", "advice"), rows)
+        return frame_of_findings([each.to_dict() for each in self.job.findings])
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -175,7 +69,7 @@ class TraceSet:
             (each.rank, each.meta.path, each.meta.format, each.meta.host, each.meta.pid, each.meta.origin_ns)
             for each in self.job.ranks
         ]
-        return _of_rows(("rank", "path", "format", "host", "pid", "origin_ns"), rows)
+        return frame_of_rows(("rank", "path", "format", "host", "pid", "origin_ns"), rows)
 
     def steps(self) -> Frame:
         """One row per rank and step that counts."""
@@ -184,13 +78,13 @@ class TraceSet:
             for each in self.job.ranks
             for step in each.steps
         ]
-        return _of_rows(("rank", "step", "name", "start_ns", "end_ns", "dur_ns"), rows)
+        return frame_of_rows(("rank", "step", "name", "start_ns", "end_ns", "dur_ns"), rows)
 
     def phases(self) -> Frame:
         """One row per rank and step: input, forward … on host and device; ranks without a known phase are missing."""
         known = [analysis for analysis in self.job.ranks if analysis.phases.sources]
         rows = [(analysis.rank, *row.values) for analysis in known for row in analysis.phases.rows]
-        return _of_rows(("rank", *PHASE_COLUMNS), rows)
+        return frame_of_rows(("rank", *PHASE_COLUMNS), rows)
 
     def operators(self, rank: int) -> Frame:
         """One row per operator of this rank."""
@@ -266,6 +160,10 @@ class TraceSet:
             if analysis.rank == rank:
                 return analysis
         raise KeyError(f"there is no trace of rank {rank}; ranks: {', '.join(map(str, self.ranks))}")
+
+
+def _of_table(table: Table) -> Frame:
+    return frame_of_rows(table.columns, table.rows, note=table.note, left_out=table.left_out)
 
 
 def open_set(

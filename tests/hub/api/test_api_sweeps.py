@@ -12,7 +12,7 @@ import pytest
 from fakes.cluster import Cluster
 from made_sweeps import variant, write_sweep
 
-from stepscope.compare.sweep import sweep_page
+from stepscope.comparison.sweep import sweep_page
 from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
 from stepscope.hub.runs import Runs

@@ -17,7 +17,7 @@ from stepscope.cli.arguments import run_or_url, run_path
 from stepscope.cli.output import progress_bar, protect_inputs, write_page
 
 if TYPE_CHECKING:
-    from stepscope.compare.inputs import Input
+    from stepscope.comparison.inputs import Input
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "add_input_arguments", "read_inputs", "run"]
 
@@ -72,23 +72,19 @@ def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # numpy and the readers are loaded only now: `stepscope --help` must not wait for them.
-    from stepscope.compare import compare_inputs
-    from stepscope.compare.repeats import read_repeats, repeats_text
+    from stepscope.comparison.repeats import compare_with_repeats
     from stepscope.errors import UsageError
 
     if len(args.inputs) < 2:
         raise UsageError("name at least two inputs: a baseline and what to compare with it")
     *baselines, candidate = read_inputs(args.inputs, args)
-    repeats = read_repeats(baselines[0], [candidate]) if len(baselines) == 1 and not args.only else []
-    document = compare_inputs([*baselines, *repeats], candidate, unfinished=args.unfinished)
-    if repeats:
-        document["notices"].insert(0, f"{repeats_text(baselines[0], repeats)} (--only compares without them).")
+    document = compare_with_repeats(baselines, candidate, only=args.only, unfinished=args.unfinished)
     print_document(document, args)
     return 0
 
 
 def read_inputs(paths: Sequence[Path | ArchiveUrl], args: argparse.Namespace) -> list[Input]:
-    from stepscope.compare import read_input
+    from stepscope.comparison import read_input
 
     found = [run_path(path) for path in paths]
     protect_inputs([args.html], found)
@@ -103,7 +99,7 @@ def read_inputs(paths: Sequence[Path | ArchiveUrl], args: argparse.Namespace) ->
 
 def print_document(document: dict[str, object], args: argparse.Namespace) -> None:
     """Print a comparison in the requested form, and write the page."""
-    from stepscope.compare.text import comparison_page, render_comparison, render_markdown
+    from stepscope.comparison.text import comparison_page, render_comparison, render_markdown
 
     if args.html is not None:
         write_page(args.html, comparison_page(document))

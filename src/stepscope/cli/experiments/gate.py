@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_on_traces(args: argparse.Namespace) -> int:
     from stepscope.cli.analysis.trace import analyze_traces, unread_files
-    from stepscope.compare.trace_gate import TraceLimits, gate_trace, render_gate, render_gate_markdown
+    from stepscope.comparison.trace_gate import TraceLimits, gate_trace, render_gate, render_gate_markdown
     from stepscope.traces.engine import Options
     from stepscope.traces.reading.cache import Cache
     from stepscope.traces.reading.files import find_traces
@@ -214,7 +214,14 @@ def _lasting_exit_code() -> Iterator[None]:
 
 def _run_on_runs(args: argparse.Namespace) -> int:
     # numpy and the readers are loaded only now: `stepscope --help` must not wait for them.
-    from stepscope.compare.comparison import EXIT_CODES, Limits, alike, gate_inputs, record_baseline, stored_baselines
+    from stepscope.comparison.comparison import (
+        EXIT_CODES,
+        Limits,
+        alike,
+        gate_inputs,
+        record_baseline,
+        stored_baselines,
+    )
 
     if args.record and args.baselines is None:
         raise UsageError("--record needs --baselines DIR, the folder to keep the run in")

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepscope.compare.history import history_document, history_points, same_job
+    from stepscope.comparison.history import history_document, history_points, same_job
 
     entries = runs_of_folder(args.dir)
     found = [entry for entry in entries if _matches(entry, args.tag or (), args.name)]
@@ -102,7 +102,7 @@ def _matches(entry: RunEntry, tags: Sequence[str], pattern: str | None) -> bool:
 
 
 def _lines(document: Mapping[str, Any]) -> list[str]:
-    from stepscope.compare.history import history_sentences
+    from stepscope.comparison.history import history_sentences
 
     lines = history_sentences(document)
     for row in document["changes"]:

@@ -40,7 +40,7 @@ from stepscope.store.locks import LockBusy, take_lock
 from stepscope.store.paths import SWEEP_RESULT, SWEEP_STATE, SWEEPS
 
 if TYPE_CHECKING:
-    from stepscope.compare.sweep import Trial, VariantTrials
+    from stepscope.comparison.sweep import Trial, VariantTrials
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
@@ -418,7 +418,7 @@ class Sweep:
                 self.result(plan)
 
     def result(self, plan: Plan) -> dict[str, Any]:
-        from stepscope.compare.sweep import front_svg, sweep_document
+        from stepscope.comparison.sweep import front_svg, sweep_document
 
         document = sweep_document(
             plan.name, [self._variant(plan, variant) for variant in plan.variants], rounds=plan.rounds
@@ -440,7 +440,7 @@ class Sweep:
         return not any(row["round"] == number or not self._trial(row).ok for row in rows)
 
     def _variant(self, plan: Plan, variant: Variant) -> VariantTrials:
-        from stepscope.compare.sweep import VariantTrials
+        from stepscope.comparison.sweep import VariantTrials
 
         env = [redact_command([f"{name}={value}"])[0].partition("=") for name, value in variant.env.items()]
         settings = {
@@ -482,9 +482,9 @@ class Sweep:
 
     def _read_trial(self, row: Mapping[str, Any]) -> Trial:
         """What a run's own summary says about it."""
-        from stepscope.compare.inputs import read_input
-        from stepscope.compare.statistics import Series, level_of, ordinary, unusual_steps
-        from stepscope.compare.sweep import Trial
+        from stepscope.comparison.inputs import read_input
+        from stepscope.comparison.statistics import Series, level_of, ordinary, unusual_steps
+        from stepscope.comparison.sweep import Trial
 
         run_dir = self.folder / "runs" / row["run"]
         summary = load_summary(run_dir)
@@ -577,7 +577,7 @@ def _read_state(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _show(document: Mapping[str, Any], folder: Path, args: argparse.Namespace) -> None:
-    from stepscope.compare.sweep import HEADS, sweep_page, sweep_sentences, sweep_table
+    from stepscope.comparison.sweep import HEADS, sweep_page, sweep_sentences, sweep_table
 
     if args.html is not None:
         write_page(args.html, sweep_page(document))
@@ -595,7 +595,7 @@ def _show(document: Mapping[str, Any], folder: Path, args: argparse.Namespace) -
 
 
 def _markdown(document: Mapping[str, Any]) -> str:
-    from stepscope.compare.sweep import HEADS, sweep_sentences, sweep_table
+    from stepscope.comparison.sweep import HEADS, sweep_sentences, sweep_table
 
     rows = ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
     rows += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in sweep_table(document)]

@@ -1,9 +1,9 @@
 """Several runs next to each other (the first is the baseline, the others are compared with it), and sweeps.
 
-``stepscope.compare`` judges, and the texts are those of ``stepscope compare``; a page only draws them.  Reading whole
-runs takes time and memory: one comparison is made at a time, in a thread, and the last few are kept.
+``stepscope.comparison`` judges, and the texts are those of ``stepscope compare``; a page only draws them.  Reading
+whole runs takes time and memory: one comparison is made at a time, in a thread, and the last few are kept.
 
-Sweeps: a list of those next to the runs of a hub, and the page of each (``compare/sweep.py``).
+Sweeps: a list of those next to the runs of a hub, and the page of each (``comparison/sweep.py``).
 
 A sweep is a folder with ``sweep.json`` and ``result.json``: one of ``sweeps/`` next to a served folder, or the folder
 that a served ``runs`` is in.  Its files may come from anyone, so every value is checked, and a damaged result is listed
@@ -35,7 +35,7 @@ from stepscope.store.file_io import read_document
 from stepscope.store.paths import META, SWEEP_RESULT, SWEEP_STATE, SWEEPS
 
 if TYPE_CHECKING:
-    from stepscope.compare.inputs import Input
+    from stepscope.comparison.inputs import Input
 
 __all__ = ["compare_runs", "resource", "resources"]
 
@@ -113,9 +113,9 @@ def _made(known: _Made | None, paths: Sequence[Path]) -> _Made:
 
 def compare_runs(paths: Sequence[Path]) -> dict[str, Any]:
     """Compare each run with the first.  ``rows``, ``settings``: one value or cell for each run."""
-    from stepscope.compare import compare_inputs, read_input  # only those who compare need it
-    from stepscope.compare.repeats import read_repeats, repeats_text
-    from stepscope.compare.text import sentences_of
+    from stepscope.comparison import compare_inputs, read_input  # only those who compare need it
+    from stepscope.comparison.repeats import read_repeats, repeats_text
+    from stepscope.comparison.text import sentences_of
 
     runs = [_run_row(path) for path in paths]
     inputs: list[Input | None] = []
@@ -181,7 +181,7 @@ def _on_one_clock(inputs: Sequence[Input | None]) -> list[Input | None]:
 
 
 def _findings(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]] | None:
-    from stepscope.compare.text import price_text
+    from stepscope.comparison.text import price_text
 
     found = document["findings"]
     if found is None:
@@ -198,8 +198,8 @@ Cell = dict[str, Any] | None
 
 
 def _time_rows(documents: Documents) -> Iterator[dict[str, Any]]:
-    from stepscope.compare.comparison import percent_text
-    from stepscope.compare.text import change_text, interval_words
+    from stepscope.comparison.comparison import percent_text
+    from stepscope.comparison.text import change_text, interval_words
 
     def step(document: Mapping[str, Any]) -> tuple[Cell, Cell]:
         words = {"change": interval_words(document), "look": LOOKS[document["verdict"]]}
@@ -232,7 +232,7 @@ def _time_rows(documents: Documents) -> Iterator[dict[str, Any]]:
 
 
 def _memory_rows(documents: Documents) -> Iterator[dict[str, Any]]:
-    from stepscope.compare.comparison import MEMORY_WORDS, percent_text
+    from stepscope.comparison.comparison import MEMORY_WORDS, percent_text
 
     for name, words in MEMORY_WORDS.items():
 
@@ -433,7 +433,7 @@ async def _one(query: Query) -> Mapping[str, Any]:
 
 
 def _page(result: _Result, runs: Mapping[str, str] | None = None) -> dict[str, Any]:
-    from stepscope.compare.sweep import sweep_page  # only those who ask for sweeps need it
+    from stepscope.comparison.sweep import sweep_page  # only those who ask for sweeps need it
 
     return sweep_page(msgspec.to_builtins(result), runs)
 

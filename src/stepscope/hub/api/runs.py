@@ -222,7 +222,7 @@ async def _history(query: Query) -> Mapping[str, Any]:
 
 def _like(query: Query, entries: Sequence[RunEntry], name: str | None) -> RunEntry | None:
     """Return the run of that name; without one, the newest of the job that has most runs."""
-    from stepscope.compare.history import same_job  # not for live hubs
+    from stepscope.comparison.history import same_job  # not for live hubs
 
     chosen = same_job(entries)[0] if name is None else entries
     return next((entry for entry in chosen if name in (None, query.runs.id_of(entry.path))), None)
@@ -235,7 +235,7 @@ def _readable(query: Query, entries: Sequence[RunEntry]) -> Sequence[RunEntry]:
 
 
 def _history_of(entries: Sequence[RunEntry]) -> dict[str, Any]:
-    from stepscope.compare.history import history_document, history_points, history_sentences  # not for live hubs
+    from stepscope.comparison.history import history_document, history_points, history_sentences  # not for live hubs
 
     document = history_document(*history_points(entries))
     return {**document, "sentences": history_sentences(document)}

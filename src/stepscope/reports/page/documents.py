@@ -1,7 +1,7 @@
 """What the page shows of files, in one document: its parts, and that of Flight Recorder dumps.
 
-Traces have several views of such parts (``trace_views.py``); comparisons and sweeps are made in ``compare/``. The input
-of each is the JSON document of its command and nothing else. The page
+Traces have several views of such parts (``trace_views.py``); comparisons and sweeps are made in ``comparison/``. The
+input of each is the JSON document of its command and nothing else. The page
 (``web/src/screens/report-screen.tsx``) draws the result and adds no words of its own, so that text and page agree. The
 size is bounded, whatever the input: rows of tables, bars, points of curves and events of the timeline have limits.
 

@@ -22,9 +22,11 @@ from stepscope.store.documents import load_summary
 from stepscope.store.load import Loaded, load_run
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from stepscope.store.inbox.journal import SealedPositions
 
-__all__ = ["QUERY_S", "QueryResult", "ReadOnly", "ask", "query"]
+__all__ = ["QUERY_S", "QueryResult", "ReadOnly", "RunDatabase", "ask", "query"]
 
 EVENT_COLUMNS = {
     "wall_ns": "BIGINT", "event": "VARCHAR", "rank": "BIGINT", "pid": "BIGINT", "step": "BIGINT", "data": "VARCHAR"
@@ -108,18 +110,44 @@ def query(
 
     ``limit_s``: after this time it is interrupted; 0: never.  ``progress`` reports opening the run.
     """
+    loaded = load_run(run_dir, progress=progress)
+    findings = (load_summary(run_dir) or {}).get("findings", [])
+    with open_database(run_dir, loaded, findings, read_only=read_only) as con:
+        return _ask(con, sql, limit_s=limit_s, read_only=read_only)
+
+
+class RunDatabase:
+    """The tables of a loaded run, for any number of queries; ``columns`` has each answer as columns."""
+
+    def __init__(self, run_dir: Path, loaded: Loaded, findings: Sequence[Any]) -> None:
+        self._con = open_database(run_dir, loaded, findings)
+
+    def columns(self, sql: str, *, limit_s: float = QUERY_S) -> dict[str, NDArray[Any]]:
+        """Run one query; errors as in ``query``.  Columns are masked where a value is unknown."""
+        with self._con.cursor() as con:
+            found: dict[str, NDArray[Any]] = _checked(
+                con, sql, lambda statement: _execute_columns(con, statement), limit_s=limit_s
+            )
+        return found
+
+
+def open_database(run_dir: Path, loaded: Loaded, findings: Sequence[Any], *, read_only: ReadOnly | None = None) -> Any:
+    """Open a database with the tables of a run and restrict it to them; the caller closes it."""
     import duckdb
 
     from stepscope.store.inbox.journal import read_positions
     from stepscope.store.inbox.remote import is_too_large
 
-    loaded = load_run(run_dir, progress=progress)
-    findings = (load_summary(run_dir) or {}).get("findings", [])
     sealed = read_positions(run_dir)
-    with duckdb.connect(config={"threads": 2}) as con:
+    con = duckdb.connect(config={"threads": 2})
+    try:
         _make_tables(con, loaded, findings)
         readable = _add_parts(con, run_dir, sealed) if is_too_large(sealed) else ()
-        return ask(con, sql, readable, limit_s=limit_s, read_only=read_only)
+        _restrict(con, readable, read_only)
+    except BaseException:
+        con.close()
+        raise
+    return con
 
 
 def _add_parts(con: Any, run_dir: Path, sealed: SealedPositions) -> list[Path]:
@@ -145,8 +173,12 @@ def ask(
     read_only: ReadOnly | None = None,
 ) -> QueryResult:
     """Restrict a database to its tables and the files its views read, and run one query; UsageError as above."""
-    import duckdb
+    _restrict(con, readable, read_only)
+    return _ask(con, sql, limit_s=limit_s, read_only=read_only)
 
+
+def _restrict(con: Any, readable: Sequence[Path], read_only: ReadOnly | None) -> None:
+    """Let queries see only the tables and the files its views read; this cannot be undone."""
     if readable:
         allowed = [form(path) for path in readable for form in (sql_output_path, sql_input_path)]
         con.execute(f"SET allowed_paths = [{', '.join(allowed)}]")
@@ -155,24 +187,47 @@ def ask(
         con.execute(f"SET memory_limit = '{int(used) + read_only.memory_bytes} bytes'")
     for statement in _SHUT:
         con.execute(statement)
+
+
+def _ask(con: Any, sql: str, *, limit_s: float, read_only: ReadOnly | None) -> QueryResult:
+    most = MOST_ROWS if read_only is None else read_only.rows
+    columns, rows = _checked(
+        con,
+        sql,
+        lambda statement: _execute(con, statement, most),
+        limit_s=limit_s,
+        read_only=read_only,
+    )
+    if len(rows) > MOST_ROWS:
+        raise UsageError(f"SQL: the result has more than {MOST_ROWS:,} rows; aggregate them, or add a LIMIT")
+    return QueryResult(columns=columns, rows=tuple(rows[:most]), more=len(rows) > most)
+
+
+def _checked(
+    con: Any,
+    sql: str,
+    execute: Callable[[Any], T],
+    *,
+    limit_s: float,
+    read_only: ReadOnly | None = None,
+) -> T:
+    """Run the only statement of ``sql`` on a restricted database."""
+    import duckdb
+
     try:
         statements = con.extract_statements(sql)
         if len(statements) != 1:
             raise UsageError(_NOT_ONE.format(len(statements)) if statements else "SQL: the query is empty")
-        if readable and statements[0].type.name in _NEITHER:
+        if statements[0].type.name in _NEITHER:
             raise UsageError(f"SQL: {statements[0].type.name} is not allowed: queries cannot write files")
         if read_only is not None and statements[0].type.name not in _READS:
             raise UsageError(f"SQL: {statements[0].type.name} is not allowed: queries can only read")
-        most = MOST_ROWS if read_only is None else read_only.rows
-        columns, rows = _within(limit_s, con, lambda: _execute(con, statements[0], most))
+        return _within(limit_s, con, lambda: execute(statements[0]))
     except duckdb.InterruptException:
         hint = " (see --timeout)" if read_only is None else "; select fewer steps or ranks"
         raise UsageError(f"SQL: the query took longer than {duration_text(limit_s)}{hint}") from None
     except duckdb.Error as error:
         raise UsageError(f"SQL: {_one_line(error)}") from error
-    if len(rows) > MOST_ROWS:
-        raise UsageError(f"SQL: the result has more than {MOST_ROWS:,} rows; aggregate them, or add a LIMIT")
-    return QueryResult(columns=columns, rows=tuple(rows[:most]), more=len(rows) > most)
 
 
 def _within(seconds: float, con: Any, work: Callable[[], T]) -> T:
@@ -205,6 +260,12 @@ def _execute(con: Any, statement: Any, most: int) -> tuple[tuple[str, ...], list
     result = con.execute(statement)
     columns = tuple(column[0] for column in result.description or ())
     return columns, _rows(result, most) if columns else []
+
+
+def _execute_columns(con: Any, statement: Any) -> dict[str, NDArray[Any]]:
+    result = con.execute(statement)
+    columns: dict[str, NDArray[Any]] = result.fetchnumpy() if result.description else {}
+    return columns
 
 
 def _rows(result: Any, most: int) -> list[tuple[Any, ...]]:

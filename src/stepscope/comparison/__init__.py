@@ -10,7 +10,7 @@
     document = compare_inputs([read_input(Path("runs/before"))], read_input(Path("runs/after")))
 """
 
-from stepscope.compare.comparison import compare_inputs
-from stepscope.compare.inputs import read_input
+from stepscope.comparison.comparison import compare_inputs
+from stepscope.comparison.inputs import read_input
 
 __all__ = ["compare_inputs", "read_input"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
-from stepscope.compare.comparison import MEMORY_WORDS, interval_text, needed_text, percent_text
+from stepscope.comparison.comparison import MEMORY_WORDS, interval_text, needed_text, percent_text
 from stepscope.records.text import (
     bytes_text,
     count_text,

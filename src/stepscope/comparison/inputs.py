@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.compare.statistics import STRETCHES, Floats, Level, Series
+from stepscope.comparison.statistics import STRETCHES, Floats, Level, Series
 from stepscope.diagnosis.engine.view import View, lower_median_rank, view_of
 from stepscope.diagnosis.engine.window import Window, build_window, set_apart
 from stepscope.errors import CompareError, CompareTooShort

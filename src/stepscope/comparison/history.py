@@ -21,8 +21,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.compare.inputs import Input, summary_input
-from stepscope.compare.statistics import CONFIDENCE, PRIOR, Level, assumed_spread, t_quantile
+from stepscope.comparison.inputs import Input, summary_input
+from stepscope.comparison.statistics import CONFIDENCE, PRIOR, Level, assumed_spread, t_quantile
 from stepscope.errors import CompareError
 from stepscope.records.text import count_text
 from stepscope.reports.tables import finite

@@ -20,7 +20,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.compare.statistics import CONFIDENCE, PRIOR, Level, assumed_spread, t_quantile
+from stepscope.comparison.statistics import CONFIDENCE, PRIOR, Level, assumed_spread, t_quantile
 from stepscope.records.text import bytes_text, count_text, ms_text, number_text, printable_document
 from stepscope.reports.page.documents import finding_part, page_document, page_table, tables_part, titled_lists
 from stepscope.reports.tables import finite

@@ -19,8 +19,8 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.compare.inputs import Clock, Input, Measured, check_comparable, encode_baseline, read_input
-from stepscope.compare.statistics import (
+from stepscope.comparison.inputs import Clock, Input, Measured, check_comparable, encode_baseline, read_input
+from stepscope.comparison.statistics import (
     ASSUMED_AT_MOST,
     CONFIDENCE,
     MARGIN,

@@ -14,21 +14,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from stepscope.compare.comparison import differences, differs_in_what_matters
-from stepscope.compare.inputs import Input, read_input
-from stepscope.compare.statistics import ASSUMED_AT_MOST, Series
+from stepscope.comparison.comparison import compare_inputs, differences, differs_in_what_matters
+from stepscope.comparison.inputs import Input, read_input
+from stepscope.comparison.statistics import ASSUMED_AT_MOST, Series
 from stepscope.errors import StepscopeError
 from stepscope.records.text import count_text
 from stepscope.store.catalog import RunEntry, list_runs, run_entry
 from stepscope.store.paths import META
 
-__all__ = ["MOST_BASELINES", "read_repeats", "repeats_text"]
+__all__ = ["MOST_BASELINES", "compare_with_repeats", "read_repeats", "repeats_text"]
 
 MOST_BASELINES = 5
 """More say little that is new, and each takes the time and memory of a whole run."""
 MOST_READ = 8
 """Runs that are read to find them."""
+
+
+def compare_with_repeats(
+    baselines: Sequence[Input], candidate: Input, *, only: bool = False, unfinished: bool = False
+) -> dict[str, Any]:
+    """Compare ``candidate`` with its baselines; if there is one, with its repeats too, unless ``only``."""
+    repeats = read_repeats(baselines[0], [candidate]) if len(baselines) == 1 and not only else []
+    document = compare_inputs([*baselines, *repeats], candidate, unfinished=unfinished)
+    if repeats:
+        document["notices"].insert(0, f"{repeats_text(baselines[0], repeats)} (--only compares without them).")
+    return document
 
 
 def read_repeats(baseline: Input, candidates: Sequence[Input]) -> list[Input]:
