@@ -25,8 +25,8 @@ from stepscope.store.sealed.sql import QUERY_S, RunDatabase
 __all__ = ["Run", "open"]
 
 TEXT_WIDTH = 100
-STEP_KEYS = ("rank", "attempt", "step", "start_ns", "wall_ns")
-"""What ``steps()`` and ``phases()`` both have."""
+PHASE_KEYS = ("rank", "attempt", "step", "wall_ns")
+"""The columns before the phases."""
 NOT_PHASES = ("start_ns", "wall_ns", "between_ns", "ddp_compute_ns", "ddp_comm_ns", "device_wall_ns")
 SAMPLE_KEYS = ("wall_ns", "mono_ns", "node", "kind")
 SHARE_COLUMNS = ("share", "mean_ms", "median_ms", "worst_ms", "worst_rank", "steps")
@@ -41,15 +41,17 @@ class Run:
     Methods give data frames, properties plain values. Of an active run, ``reload()`` returns what is known by then.
     """
 
+    path: Path
+    """The run directory; of an archived run, its copy on this disk."""
+    summary: dict[str, Any]
+    """The document of ``summary.json`` (docs/schema.md)."""
+    active: bool
+    """Whether the run is still recorded."""
+
     def __init__(self, path: Path) -> None:
-        self._loaded = load_run(path)
         self.path = path
-        """The run directory; of an archived run, its copy on this disk."""
-        summary, active = current_summary(path, self._loaded.data)
-        self.summary: dict[str, Any] = summary
-        """The document of ``summary.json`` (docs/schema.md)."""
-        self.active: bool = active
-        """Whether the run is still recorded."""
+        self._loaded = load_run(path)
+        self.summary, self.active = current_summary(path, self._loaded.data)
 
     @property
     def name(self) -> str:
@@ -86,14 +88,14 @@ class Run:
         return self.sql("SELECT * FROM steps ORDER BY attempt, rank, step")
 
     def phases(self) -> Frame:
-        """One row per rank and step: nanoseconds in each phase, on the host and, as ``device_…``, on the device.
+        """One row per rank and step, in the order of ``steps()``: its time on the host, in each phase that has any.
 
-        Phases without any time in the run are left out.
+        ``device_…``: the same on the device, in steps that were timed there.
         """
         steps = self.steps()
         phases = [name for name in steps.columns if name.endswith("_ns") and name not in NOT_PHASES]
         used = [name for name in phases if (steps[name] > 0).any()]
-        return Frame({name: steps[name] for name in (*STEP_KEYS, *used)})
+        return Frame({name: steps[name] for name in (*PHASE_KEYS, *used)})
 
     def phase_shares(self) -> Frame:
         """One row per phase of the steady steps: its share of the training time, mean, median and worst rank."""
