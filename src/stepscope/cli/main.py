@@ -72,6 +72,7 @@ COMMANDS = (
     "send",
     "doctor",
     "completion",
+    "schema",
 )
 """In the order in which a new user meets them."""
 OWN = {"help": "show this help, or that of a command", "version": "print the version"}
