@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_it_says_what_the_command_says(here: Path, capsys: pytest.CaptureFixture
     assert found.title in str(found)
     assert found.to_markdown().startswith("#") or found.title in found.to_markdown()
     assert repr(found) == f"<Comparison slower: {found.title}>"
-    assert found._repr_html_().startswith("<pre>")
+    assert methodcaller("_repr_html_")(found).startswith("<pre>")
     assert found.like_for_like
     assert list(found.notices) == found.document["notices"]
 

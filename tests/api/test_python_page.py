@@ -49,7 +49,7 @@ def test_every_block_runs(
     assert len(printed) == 6
     if drawn is not None:
         (steps, times), how = drawn.stackplot.call_args
-        assert len(steps) == len(times[0]) == 120
+        assert len(steps) == len(times[0]) == 119
         assert how["labels"][0] == "input_ns"
     assert slack.requests[0].json["text"].startswith("*Rank 1 is ")
     assert (tmp_path / "findings.csv").read_text().startswith("kind,severity,title,")

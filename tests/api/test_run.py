@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from operator import methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from stepscope.cli.main import run_command
 from stepscope.errors import NotARun, StepscopeError, UsageError
 
 STEPS = 120
+html_of = methodcaller("_repr_html_")
+"""As a notebook calls it."""
 
 
 @pytest.fixture
@@ -122,12 +125,12 @@ def test_a_frame(night: stepscope.Run, tmp_path: Path) -> None:
     with (tmp_path / "findings.csv").open(newline="") as file:
         first = next(csv.DictReader(file))
     assert (first["title"], first["ranks"]) == (night.verdict, "1")
-    shown = night.steps()._repr_html_()
+    shown = html_of(night.steps())
     assert shown.startswith("<table><thead><tr><th>rank</th>")
     assert shown.endswith(f"<p>{4 * STEPS - 20} more rows</p>")
     with pytest.raises(KeyError, match="no column 'wall'; columns: rank, attempt"):
         night.steps()["wall"]
-    assert "<pre>" in night._repr_html_()
+    assert "<pre>" in html_of(night)
 
 
 def test_a_killed_run_and_an_archived_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Path) -> None:

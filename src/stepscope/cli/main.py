@@ -79,8 +79,8 @@ OWN = {"help": "show this help, or that of a command", "version": "print the ver
 """Commands without a module, and their help: ``help run`` is ``run --help``, ``version`` is ``--version``."""
 EXPERIMENTS = ("compare", "gate", "history", "sweep", "tag", "delete", "archive")
 """Commands about many runs."""
-ANALYSES = ("goodput", "advise", "memory", "snapshot", "capture", "export", "trace", "flight", "whatif")
-"""Commands that analyze what Stepscope or other tools recorded."""
+ANALYSES = ("goodput", "advise", "memory", "snapshot", "capture", "export", "trace", "flight", "whatif", "schema")
+"""Commands that analyze what Stepscope or other tools recorded, and the schemas of what they print."""
 HIDDEN = ("attach",)
 """Started by Stepscope, not by users."""
 WITH_JOBS = ("run", "demo", "sweep", "attach")

@@ -76,7 +76,7 @@ SCHEMAS: Mapping[str, PublicDocument] = {
     ),
     "hang": PublicDocument(
         title="A hang: hangs/HOST-N.json",
-        page="hangs.md",
+        page="schema.md",
         type="stepscope.records.hang:HangRecord",
     ),
     "history": PublicDocument(

@@ -182,7 +182,7 @@ class HistoryRun(TypedDict):
     interval_ms: list[float | None]
 
 
-class History(TypedDict):
+class HistoryRequired(TypedDict):
     schema: Literal[1]
     kind: Literal["history"]
     verdict: str
@@ -197,6 +197,13 @@ class History(TypedDict):
     runs: list[HistoryRun]
     left_out: list[dict[str, str]]
     needed: int | None
+
+
+class History(HistoryRequired, total=False):
+    """What the command line adds: the command of these runs, and how many runs have another."""
+
+    command: list[str] | None
+    other_commands: int
 
 
 class SweepTrial(TypedDict):
