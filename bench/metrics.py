@@ -4,8 +4,10 @@
 
 A real server in this process serves a run in memory: 8 ranks and 8 GPUs on each node, which have made 300 steps, and
 the samples of some seconds.  Between scrapes a step of all ranks arrives, so that nothing is answered from an earlier
-one.  ``blocked`` is the longest time in which a task that wants to run every millisecond could not, during a scrape;
-``idle`` the same between scrapes; ``cpu`` the CPU time of a scrape, with that of the client, which is in this process.
+one.  ``cpu`` is the CPU time of this process during a scrape; the client is another one.  In every second scrape a
+task wants to run every millisecond: ``blocked`` is the longest time in which it could not, ``idle`` the same between
+scrapes.  Its own CPU time would be a third of the scrape's on a busy machine, so it sleeps during the other scrapes.
+``cpu_unit`` is the CPU time of a fixed sum in Python beside each scrape: on a busy machine everything takes more.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import asyncio
 import json
 import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -23,7 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import uvloop
 from fakes.load_rows import LoadJob, LoadRanks
@@ -46,6 +49,14 @@ STEPS_AT_ONCE = 25
 SAMPLED_S = 10
 TOKEN = "token-of-the-benchmark"
 EVERY_S = 0.001
+CLIENT = """
+import gzip, sys, urllib.request
+for _ in sys.stdin:
+    headers = {"Authorization": f"Bearer {sys.argv[2]}", "Accept-Encoding": "gzip"}
+    request = urllib.request.Request(sys.argv[1], headers=headers)
+    text = gzip.decompress(urllib.request.urlopen(request, timeout=60).read()).decode()
+    print(sum(1 for line in text.splitlines() if not line.startswith("#")), len(text) // 1000, flush=True)
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +172,7 @@ class Served:
         self._job = job
         self._ready = threading.Event()
         self.blocked_s = 0.0
+        self.ticks = True
         self.port = 0
         self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()), daemon=True)
         self._thread.start()
@@ -183,7 +195,7 @@ class Served:
     async def _tick(self) -> None:
         last_s = time.perf_counter()
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(EVERY_S if self.ticks else 0.05)
             now_s = time.perf_counter()
             self.blocked_s = max(self.blocked_s, now_s - last_s - EVERY_S)
             last_s = now_s
@@ -207,41 +219,54 @@ def measure(nodes: int, scrapes: int) -> dict[str, Any]:
         cpu_ms: list[float] = []
         blocked_ms: list[float] = []
         idle_ms: list[float] = []
-        text = ""
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{served.port}",
-            headers={"Authorization": f"Bearer {TOKEN}", "Accept-Encoding": "gzip"},
-            timeout=60,
+        unit_ms: list[float] = []
+        with subprocess.Popen(
+            [sys.executable, "-c", CLIENT, f"http://127.0.0.1:{served.port}/metrics", TOKEN],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         ) as client:
+            assert client.stdin is not None
+            assert client.stdout is not None
             for scrape in range(scrapes + 2):
                 served.in_loop(lambda: job.make(1))
                 served.in_loop(lambda: job.sample(time.time_ns()))
+                served.ticks = scrape % 2 == 0
                 time.sleep(0.2)
                 served.blocked_s = 0.0
                 time.sleep(0.1)
-                idle_ms.append(1e3 * served.blocked_s)
-                served.blocked_s = 0.0
+                idle_s, served.blocked_s = served.blocked_s, 0.0
+                unit_ms.append(_unit_ms())
                 began_s, began_cpu_s = time.perf_counter(), time.process_time()
-                answer = client.get("/metrics")
+                client.stdin.write("\n")
+                client.stdin.flush()
+                series, kilobytes = map(int, client.stdout.readline().split())
                 took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
                 time.sleep(0.01)
-                answer.raise_for_status()
-                if scrape >= 2:
+                if scrape >= 2 and served.ticks:
+                    blocked_ms.append(1e3 * served.blocked_s)
+                    idle_ms.append(1e3 * idle_s)
+                elif scrape >= 2:
                     took_ms.append(1e3 * took_s)
                     cpu_ms.append(1e3 * cpu_s)
-                    blocked_ms.append(1e3 * served.blocked_s)
-                text = answer.text
+            client.stdin.close()
         served.stop()
-    series = sum(1 for line in text.splitlines() if line and not line.startswith("#"))
     return {
         "nodes": nodes,
         "series": series,
-        "kilobytes": round(len(text) / 1000),
+        "kilobytes": kilobytes,
         **_spread("scrape_ms", took_ms),
         **_spread("cpu_ms", cpu_ms),
         **_spread("blocked_ms", blocked_ms),
         **_spread("idle_ms", idle_ms),
+        **_spread("cpu_unit_ms", unit_ms),
     }
+
+
+def _unit_ms() -> float:
+    began_s = time.thread_time()
+    sum(range(500_000))
+    return 1e3 * (time.thread_time() - began_s)
 
 
 def _spread(name: str, values: list[float]) -> dict[str, float]:

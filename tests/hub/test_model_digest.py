@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stepscope.hub.live import live_run
 from stepscope.hub.live.digests import QUANTILES, WORST, DigestLog, digest_block, digest_step
 from stepscope.hub.live.live_run import LiveRun
-from stepscope.hub.live.step_arrays import Heat, Planes
+from stepscope.hub.live.step_arrays import Heat, Planes, Rows
 from stepscope.hub.past_run import past_run
 from stepscope.records.series import RankSeries
 from stepscope.records.steps import BACKWARD, COMM
@@ -281,3 +281,27 @@ def test_too_much_to_digest_anew_stays_folded(monkeypatch: pytest.MonkeyPatch) -
     live = past_run(Cluster(ranks=3, steps=2000).run(), log_room=128)
     assert live.steps(200, 299, bins=100)["steps"][0] > 1
     assert live.steps(200, 298, bins=100)["steps"] == [1] * 99
+
+
+def test_sums_of_rows_follow_every_change() -> None:
+    """Sums of blocks of rows are kept between calls; steps, their waits and new ranks must show at once."""
+    random = np.random.default_rng(3)
+    planes = Planes(most_steps=64)
+    planes.add_columns(3)
+    for step in range(200):
+        planes.advance(step)
+        ranks = np.arange(planes.columns)
+        wall, late = random.integers(1, 100, len(ranks)), max(0, step - 40)
+        values = {"wall_ns": wall, "phase:backward": wall}
+        planes.take(Rows(ring=ranks, step=np.full(len(ranks), step), values=values), ranks)
+        waits = Rows(ring=ranks[:1], step=np.array([late]), values={"ddp_exposed_ns": np.array([1.0], np.float32)})
+        planes.take_waits(waits, ranks[:1])
+        if step == 120:
+            planes.add_columns(70)
+        rows = planes.row_of(planes.complete())
+        count, totals = planes.sums(rows, ["wall_ns", "phase:comm", "phase:eval"])
+        n = planes.columns
+        np.testing.assert_array_equal(count, planes.have[rows, :n].sum(axis=0))
+        for name in ("wall_ns", "phase:comm"):
+            np.testing.assert_array_equal(totals[name], planes.arrays[name][rows, :n].sum(axis=0, dtype=np.float64))
+        assert not totals["phase:eval"].any()

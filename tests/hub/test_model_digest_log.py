@@ -180,6 +180,12 @@ def test_the_log_is_the_plain_list_whatever_the_order(ranks: int) -> None:
     while len(chosen) > 7:
         longest *= 1 if pairs(chosen, len(chosen), longest) else 2
     same(log.bins(50, 390, 7), chosen)
+    while len(chosen) > 1:
+        longest *= 1 if pairs(chosen, len(chosen), longest) else 2
+    at_once = log.bins(50, 390, 1)  # merged in one go: sums in another order, so the last bits may differ
+    for name in ("first", "last", "steps", "ranks", "quantiles", "mean", "memory", "device", "start_wall_ns"):
+        np.testing.assert_allclose(getattr(at_once, name)[0], getattr(chosen[0], name), rtol=1e-5, err_msg=name)
+    assert at_once.worst[0].tolist()[: len(chosen[0].worst)] == [column for column, _, _ in chosen[0].worst]
     assert log.bins(0, 400, 5, metrics=9).metrics == 9
 
 

@@ -22,7 +22,7 @@ from stepscope.hub.live.figures import (
     read_judged,
     write_judged,
 )
-from stepscope.hub.live.latest_samples import MOST_LINES, Spread, latest_samples, spreads_of
+from stepscope.hub.live.latest_samples import MOST_LINES, SampleColumns, Spread, latest_samples
 from stepscope.hub.live.lines import Lines
 from stepscope.hub.live.live_run import Judged, LiveRun
 from stepscope.hub.past_run import past_run
@@ -147,5 +147,5 @@ def test_the_newest_sample_of_each_source_is_taken() -> None:
     assert found["0"].host.cpu_percent == 50
     assert {index: gpu.util_percent for index, gpu in found["0"].gpus.items()} == {0: 35, 1: 40}
     assert found["2"].host is None
-    (spread,) = (spread for spread in spreads_of(found.values()) if spread.name == "host_cpu_ratio")
+    (spread,) = (spread for spread in SampleColumns(found).spreads() if spread.name == "host_cpu_ratio")
     assert (spread.min, spread.max, spread.count) == (0.1, 0.5, 2)

@@ -6,8 +6,8 @@ without its nodes and collectives.
 
 The event loop only copies, which takes some milliseconds for 4,096 ranks on 512 nodes; files and samples are read and
 the text is written in a thread, so that agents and pages do not wait for a scrape.  Nothing is prepared between
-scrapes: most hubs are never asked for it.  All figures of a run are of the same moment, because the copy is made
-without letting anything else run.
+scrapes, because most hubs are never asked for it; sums of steps that did not change since the last scrape are kept.
+All figures of a run are of the same moment, because the copy is made without letting anything else run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from stepscope import __version__
 from stepscope.alerts.incident_file import read_incidents
@@ -27,10 +30,10 @@ from stepscope.hub.api.auth import Readers
 from stepscope.hub.api.metric_families import FAMILIES
 from stepscope.hub.api.responses import Exposition, labels_text
 from stepscope.hub.api.runs import findings_of
-from stepscope.hub.api.samples import NodeHead, node_heads
+from stepscope.hub.api.samples import NodesCopy, copy_nodes
 from stepscope.hub.api.stream import Streams
 from stepscope.hub.live.figures import STATS, WORST, FigureCopy, RunFigures, copy_figures
-from stepscope.hub.live.latest_samples import SPREADS, NodeGpus, NodeSamples
+from stepscope.hub.live.latest_samples import SPREADS, SampleColumns
 from stepscope.hub.open_run import OpenRun
 from stepscope.hub.runs import Runs
 from stepscope.records import run_clock
@@ -80,14 +83,14 @@ _NODE_COUNTERS = {
     "stepscope_node_refused_total": "refused",
 }
 _NODE_SAMPLES = {
-    "stepscope_node_network_receive_bytes_per_second": "net_rx_bps",
-    "stepscope_node_network_transmit_bytes_per_second": "net_tx_bps",
-    "stepscope_node_network_errors_per_second": "net_errors_ps",
-    "stepscope_node_network_drops_per_second": "net_drops_ps",
-    "stepscope_node_tcp_retransmits_per_second": "tcp_retrans_ps",
-    "stepscope_node_infiniband_receive_bytes_per_second": "ib_rx_bps",
-    "stepscope_node_infiniband_transmit_bytes_per_second": "ib_tx_bps",
-    "stepscope_node_memory_available_bytes": "mem_available",
+    "network_receive_bytes_per_second": "net_rx_bps",
+    "network_transmit_bytes_per_second": "net_tx_bps",
+    "network_errors_per_second": "net_errors_ps",
+    "network_drops_per_second": "net_drops_ps",
+    "tcp_retransmits_per_second": "tcp_retrans_ps",
+    "infiniband_receive_bytes_per_second": "ib_rx_bps",
+    "infiniband_transmit_bytes_per_second": "ib_tx_bps",
+    "memory_available_bytes": "mem_available",
 }
 _AGENT_COUNTERS = ("frames", "bytes", "rows", "duplicates", "gaps", "joins")
 
@@ -105,9 +108,7 @@ class _RunCopy:
     throughput: Mapping[str, Any]
     communication: Mapping[str, Any] | None
     figures: FigureCopy
-    nodes: Sequence[NodeHead]
-    nodes_total: int
-    nodes_heard: int
+    nodes: NodesCopy
 
 
 async def metrics_text(
@@ -128,7 +129,6 @@ async def metrics_text(
 
 def _copied(run: OpenRun) -> _RunCopy:
     now_ns = run_clock.now_of(run.live.meta)
-    nodes = node_heads(run)
     document = run.document
     return _RunCopy(
         id=run.id,
@@ -140,9 +140,7 @@ def _copied(run: OpenRun) -> _RunCopy:
         throughput=run.throughput(),
         communication=run.live.judged.communication if document is None else document.get("communication"),
         figures=copy_figures(run.live),
-        nodes=nodes[:MOST_NODES],
-        nodes_total=len(nodes),
-        nodes_heard=sum(1 for node in run.nodes() if now_ns - node.heard_wall_ns < HEARD_NS),
+        nodes=copy_nodes(run),
     )
 
 
@@ -158,8 +156,6 @@ def _text(page: Exposition, copies: Sequence[_RunCopy], judged: Sequence[tuple[s
         )
         _figures(page, run.id, figures, dated=not run.over)
         _communication(page, run.id, run.communication)
-        page.put("stepscope_nodes", run.nodes_total, run=run.id)
-        page.put("stepscope_nodes_heard", run.nodes_heard, run=run.id)
         _nodes(page, run)
     for name, figures in judged:
         if run_clock.wall_ns() - figures.wall_ns < STALE_S * 1e9:
@@ -280,46 +276,44 @@ def _communication(page: Exposition, run: str, table: Mapping[str, Any] | None) 
 
 
 def _nodes(page: Exposition, run: _RunCopy) -> None:
-    """Write a family after the other: calls for each node and family would take twice as long."""
-    heads = run.nodes
-    labels = [labels_text({"run": run.id, "node": head.name, "host": head.hosts[0]}) for head in heads]
-    page.put_column("stepscope_node_ranks_live", labels, (head.live_ranks for head in heads))
-    joined = [(own, head.info) for own, head in zip(labels, heads, strict=True) if head.info is not None]
-    own_labels = [own for own, _ in joined]
+    """Write a family after the other: calls for each node and family would take three times as long."""
+    heads = run.nodes.heads()
+    page.put("stepscope_nodes", len(heads), run=run.id)
+    heard = sum(run.wall_ns - node.heard_wall_ns < HEARD_NS for node in run.nodes.joined)
+    page.put("stepscope_nodes_heard", heard, run=run.id)
+    heads = heads[:MOST_NODES]
+    own_run = labels_text({"run": run.id})
+    labels = [f"{own_run},{labels_text({'node': head.name, 'host': head.hosts[0]})}" for head in heads]
+    page.put_column("stepscope_node_ranks_live", labels, [head.live_ranks for head in heads])
+    joined = [head.info for head in heads if head.info is not None]
+    own_labels = [own for own, head in zip(labels, heads, strict=True) if head.info is not None]
     for family, key in _NODE_TIMES.items():
-        page.put_column(family, own_labels, (_seconds(getattr(info, key)) for _, info in joined))
+        page.put_column(family, own_labels, [_seconds(getattr(info, key)) for info in joined])
     for family, key in _NODE_COUNTERS.items():
-        page.put_column(family, own_labels, (getattr(info, key) for _, info in joined))
-    latest = run.figures.samples
-    sampled = [(own, latest[head.name]) for own, head in zip(labels, heads, strict=True) if head.name in latest]
-    _samples(page, [own for own, _ in sampled], [samples for _, samples in sampled])
+        page.put_column(family, own_labels, list(map(attrgetter(key), joined)))
+    row_of = run.figures.samples.row_of
+    sampled = [(own, row_of[head.name]) for own, head in zip(labels, heads, strict=True) if head.name in row_of]
+    _samples(page, [own for own, _ in sampled], np.array([row for _, row in sampled], np.intp), run.figures.samples)
 
 
-def _samples(page: Exposition, labels: Sequence[str], nodes: Sequence[NodeSamples]) -> None:
-    hosts = [(own, node.host) for own, node in zip(labels, nodes, strict=True) if node.host is not None]
-    of_hosts = [own for own, _ in hosts]
-    for family, key in _NODE_SAMPLES.items():
-        page.put_column(family, of_hosts, (getattr(host, key) for _, host in hosts))
-    cpu = (host.cpu_percent for _, host in hosts)
-    page.put_column("stepscope_node_cpu_ratio", of_hosts, (None if value is None else value / 100 for value in cpu))
-    page.put_column("stepscope_node_rank_memory_bytes", labels, map(_memory_of_ranks, nodes))
-    gpus = NodeGpus(nodes)
-    throttled = [count if of else None for count, of in zip(gpus.throttled, gpus.counts, strict=True)]
-    page.put_column("stepscope_node_gpus_throttled", labels, throttled)
-    used, full = gpus.stretch("gpu_utilization_ratio"), gpus.stretch("gpu_memory_used_ratio")
-    for family, column in (
-        ("gpu_utilization_min_ratio", used.min),
-        ("gpu_utilization_p50_ratio", used.p50),
-        ("gpu_memory_used_max_ratio", full.max),
-        ("gpu_temperature_max_celsius", gpus.stretch("gpu_temperature_celsius").max),
-        ("gpu_power_watts", gpus.stretch("gpu_power_watts").sum),
-    ):
-        page.put_column(f"stepscope_node_{family}", labels, column.tolist())
+def _samples(page: Exposition, labels: Sequence[str], rows: NDArray[np.intp], samples: SampleColumns) -> None:
+    """``rows``: of each node in the samples."""
 
+    def put(family: str, column: NDArray[np.float64]) -> None:
+        page.put_column(f"stepscope_node_{family}", labels, column[rows].tolist())
 
-def _memory_of_ranks(node: NodeSamples) -> float | None:
-    own = [process.rss - (process.rss_file or 0) for process in node.processes.values() if process.rss is not None]
-    return sum(own) if own else None
+    for family, field in _NODE_SAMPLES.items():
+        put(family, samples.of_hosts(field))
+    put("cpu_ratio", samples.of_hosts("cpu_percent") / 100)
+    put("rank_memory_bytes", samples.memory_of_ranks())
+    throttled = np.bincount(samples.gpus.row[samples.throttled], minlength=len(samples.row_of))
+    put("gpus_throttled", np.where(samples.gpus.counts > 0, throttled, np.nan))
+    used, full = samples.of_gpus("gpu_utilization_ratio"), samples.of_gpus("gpu_memory_used_ratio")
+    put("gpu_utilization_min_ratio", used.min)
+    put("gpu_utilization_p50_ratio", used.p50)
+    put("gpu_memory_used_max_ratio", full.max)
+    put("gpu_temperature_max_celsius", samples.of_gpus("gpu_temperature_celsius").max)
+    put("gpu_power_watts", samples.of_gpus("gpu_power_watts").sum)
 
 
 def _hub(page: Exposition, readers: Readers, streams: Streams) -> None:

@@ -29,8 +29,9 @@ __all__ = [
     "WHO",
     "NodeHead",
     "NodeNow",
+    "NodesCopy",
+    "copy_nodes",
     "events_document",
-    "node_heads",
     "node_problems",
     "nodes_document",
     "nodes_of",
@@ -254,27 +255,58 @@ class NodeHead(NamedTuple):
     """What the hub knows of it as a sender; None: it did not join over the network."""
 
 
-def node_heads(run: OpenRun) -> list[NodeHead]:
-    """Return the nodes by name, including those that joined but have no rank yet."""
-    live = run.live
-    joined = {str(info.node): info for info in run.nodes() if not info.replaced_by}
-    names = sorted({*live.registry.nodes, *joined, *live.received.nodes(SAMPLES)}, key=lambda name: (len(name), name))
-    places = {name: place for place, name in enumerate(live.registry.nodes)}
-    ranks, living, hosts = _counted(run)
-    found = []
-    for name in names:
-        place, info = places.get(name), joined.get(name)
-        if place is None:
-            found.append(NodeHead(name, [info.host if info is not None else name], 0, 0, None, info))
-            continue
-        own = sorted(hosts.get(place) or {info.host if info is not None else name})
-        found.append(NodeHead(name, own, ranks[place], living[place], place, info))
-    return found
+@dataclass(frozen=True, kw_only=True)
+class NodesCopy:
+    """What the model knows of its nodes, copied in the event loop; ``heads`` may be called in any thread."""
+
+    registered: list[str]
+    sampled: list[str]
+    joined: list[NodeInfo]
+    ranks: list[int]
+    """By the registry's number of a node, like the next one."""
+    living: list[int]
+    pairs: NDArray[np.int64]
+    """Of each process, the registry's numbers of its node and of its host."""
+    hosts: list[str]
+
+    def heads(self) -> list[NodeHead]:
+        """Return the nodes by name, including those that joined but have no rank yet."""
+        joined = {str(info.node): info for info in self.joined if not info.replaced_by}
+        places = {name: place for place, name in enumerate(self.registered)}
+        hosts: dict[int, set[str]] = {}
+        for pair in np.unique(self.pairs).tolist():
+            hosts.setdefault(pair >> 32, set()).add(self.hosts[pair & 0xFFFFFFFF])
+        found = []
+        for name in sorted({*places, *joined, *self.sampled}, key=lambda name: (len(name), name)):
+            place, info = places.get(name), joined.get(name)
+            if place is None:
+                found.append(NodeHead(name, [info.host if info is not None else name], 0, 0, None, info))
+                continue
+            own = sorted(hosts.get(place) or {info.host if info is not None else name})
+            found.append(NodeHead(name, own, self.ranks[place], self.living[place], place, info))
+        return found
+
+
+def copy_nodes(run: OpenRun) -> NodesCopy:
+    """Copy what the model knows of its nodes; only in the event loop."""
+    registry, of, rings = run.live.registry, run.live.registry.of, run.live.ring_of
+    alive = rings[(of["state"][rings] < ENDED) & (of["ended_wall_ns"][rings] == 0)]
+    count, n = len(registry.nodes), registry.count
+    ranks, living = (np.bincount(of["node"][own], minlength=count).tolist() for own in (rings, alive))
+    return NodesCopy(
+        registered=list(registry.nodes),
+        sampled=list(run.live.received.nodes(SAMPLES)),
+        joined=run.nodes(),
+        ranks=ranks,
+        living=living,
+        pairs=of["node"][:n].astype(np.int64) << 32 | of["host"][:n].astype(np.int64),
+        hosts=list(registry.hosts),
+    )
 
 
 def nodes_of(run: OpenRun, start: int, limit: int) -> tuple[int, list[NodeNow]]:
     """Return the number of nodes, and some of them by name."""
-    heads, spans = node_heads(run), _spans(run)
+    heads, spans = copy_nodes(run).heads(), _spans(run)
     found = [
         NodeNow(
             node=head.name,
@@ -289,19 +321,6 @@ def nodes_of(run: OpenRun, start: int, limit: int) -> tuple[int, list[NodeNow]]:
         for head in heads[start : start + limit]
     ]
     return len(heads), found
-
-
-def _counted(run: OpenRun) -> tuple[list[int], list[int], dict[int, set[str]]]:
-    """By the registry's number of a node: ranks, running ranks, and the hosts that its ranks report."""
-    registry, of, rings = run.live.registry, run.live.registry.of, run.live.ring_of
-    alive = rings[(of["state"][rings] < ENDED) & (of["ended_wall_ns"][rings] == 0)]
-    count = len(registry.nodes)
-    hosts: dict[int, set[str]] = {}
-    n = registry.count
-    for pair in np.unique(of["node"][:n].astype(np.int64) << 32 | of["host"][:n].astype(np.int64)).tolist():
-        hosts.setdefault(pair >> 32, set()).add(registry.hosts[pair & 0xFFFFFFFF])
-    ranks, living = (np.bincount(of["node"][own], minlength=count).tolist() for own in (rings, alive))
-    return ranks, living, hosts
 
 
 def _spans(run: OpenRun) -> dict[int, list[list[int]]]:

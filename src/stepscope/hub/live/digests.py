@@ -204,6 +204,8 @@ class DigestLog:
         """Return these steps in order, in at most ``most`` bins with at least this many metrics and device figures."""
         rows = self._order[: self.count]
         rows = rows[(self._bins.last[rows] >= first) & (self._bins.first[rows] <= last)]
+        if most <= 1 < len(rows):
+            return self._joined_at_once(rows, metrics, device)
         found = DigestLog(len(rows))
         found._widen(metrics, device)
         found.extend(self._bins.part(rows))
@@ -215,6 +217,15 @@ class DigestLog:
         return found._bins.part(found._order[: found.count])
 
     # -- details --------------------------------------------------------------------------------------------------
+
+    def _joined_at_once(self, rows: NDArray[np.intp], metrics: int, device: int) -> Bins:
+        """Merge rows into one bin: half the time of merging pairs of them until one is left."""
+        joined = _joined(self._bins, rows[None, :])
+        found = Bins.zeros(
+            1, metrics=max(metrics, joined.metrics), worst=WORST, device=max(device, joined.device.shape[1])
+        )
+        found.put(np.arange(1), joined)
+        return found
 
     def _place(self, step: int) -> int:
         """Return the index of the first bin that does not begin before the step."""
@@ -244,7 +255,7 @@ class DigestLog:
         sampled = np.setdiff1d(np.arange(self.count), plain).tolist()
         for at in sorted(sampled, key=lambda at: at if at > into[at] else -at):  # the nearest first, on either side
             left, right = sorted((at, int(into[at])))
-            joined = _joined(bins, order[left : left + 1], order[right : right + 1])
+            joined = _joined(bins, order[[[left, right]]])
             bins.put(order[into[at] : into[at] + 1], joined)
         self._order = np.concatenate([order[plain], np.setdiff1d(self._order, order[plain])])
         self.count = len(plain)
@@ -265,7 +276,7 @@ class DigestLog:
         if not len(even):
             return 0
         left, right = order[even], order[even + 1]
-        self._bins.put(left, _joined(self._bins, left, right))
+        self._bins.put(left, _joined(self._bins, np.stack([left, right], axis=1)))
         kept = np.ones(len(order), np.bool_)
         kept[even + 1] = False
         self._order = np.concatenate([order[kept], right])
@@ -273,52 +284,53 @@ class DigestLog:
         return len(even)
 
 
-def _joined(bins: Bins, left: NDArray[np.intp], right: NDArray[np.intp]) -> Bins:
-    """Merge each pair of rows into one bin."""
-    steps = bins.steps[left] + bins.steps[right]
-    both = np.stack([left, right], axis=1)
-    plain = bins.steps[both] - bins.sampled[both]
-    counted = np.where(plain.sum(axis=1, keepdims=True) > 0, plain, bins.steps[both])
-    weight = (counted[:, 0] / counted.sum(axis=1))[:, None]
-    before, after = bins.quantiles[left], bins.quantiles[right]
-    quantiles = before * weight[:, :, None] + after * (1 - weight[:, :, None])
-    no_left, no_right = (counted[:, 0] == 0)[:, None], (counted[:, 1] == 0)[:, None]
-    for extreme, choose in ((_MIN, np.minimum), (_MAX, np.maximum)):
-        first, second = before[:, :, extreme], after[:, :, extreme]
-        quantiles[:, :, extreme] = np.where(no_left, second, np.where(no_right, first, choose(first, second)))
-    worst = np.where((counted == 0)[:, :, None], NONE, bins.worst[both]).reshape(len(both), -1)
-    work = bins.values[both, :, _WORK].reshape(len(both), -1)
+def _joined(bins: Bins, rows: NDArray[np.intp]) -> Bins:
+    """Merge each of these groups of rows, [group, row], into one bin."""
+    all_steps, all_sampled = bins.steps[rows], bins.sampled[rows]
+    plain = all_steps - all_sampled
+    counted = np.where(plain.sum(axis=1, keepdims=True) > 0, plain, all_steps)
+    weight = counted / counted.sum(axis=1, keepdims=True)
+    weight[:, -1] = 1 - weight[:, :-1].sum(axis=1)
+    each = bins.quantiles[rows]
+    quantiles = (each * weight[:, :, None, None]).sum(axis=1)
+    left_out = (counted == 0)[:, :, None]
+    quantiles[:, :, _MIN] = np.where(left_out, np.inf, each[:, :, :, _MIN]).min(axis=1)
+    quantiles[:, :, _MAX] = np.where(left_out, -np.inf, each[:, :, :, _MAX]).max(axis=1)
+    worst = np.where(left_out, NONE, bins.worst[rows]).reshape(len(rows), -1)
+    work = bins.values[rows, :, _WORK].reshape(len(rows), -1)
     order = np.argsort(np.where(worst == NONE, np.inf, -work), axis=1, kind="stable")[:, :WORST]
-    row, place = np.take_along_axis(both, order // WORST, 1), order % WORST
+    row, place = np.take_along_axis(rows, order // bins.worst.shape[1], 1), order % bins.worst.shape[1]
     return Bins(
-        first=bins.first[left],
-        last=bins.last[right],
-        steps=steps,
-        sampled=bins.sampled[left] + bins.sampled[right],
-        ranks=np.maximum(bins.ranks[left], bins.ranks[right]),
+        first=bins.first[rows[:, 0]],
+        last=bins.last[rows[:, -1]],
+        steps=all_steps.sum(axis=1),
+        sampled=all_sampled.sum(axis=1),
+        ranks=bins.ranks[rows].max(axis=1),
         quantiles=quantiles.astype(np.float32),
-        mean=(bins.mean[left] * weight + bins.mean[right] * (1 - weight)).astype(np.float32),
+        mean=(bins.mean[rows] * weight[:, :, None]).sum(axis=1).astype(np.float32),
         worst=np.take_along_axis(worst, order, 1),
         worst_step=bins.worst_step[row, place],
         values=bins.values[row, place],
-        memory=np.fmax(bins.memory[left], bins.memory[right]),
-        device=_joined_device(bins.device[left], bins.device[right], counted),
-        start_wall_ns=bins.start_wall_ns[left],
+        memory=np.fmax.reduce(bins.memory[rows], axis=1),
+        device=_joined_device(bins.device[rows], counted),
+        start_wall_ns=bins.start_wall_ns[rows[:, 0]],
     )
 
 
-def _joined_device(
-    left: NDArray[np.float32], right: NDArray[np.float32], counted: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """Merge the devices' figures.  ``counted``: of each side, the number of steps that count; sampled ones do not."""
-    if not left.size:
-        return left
-    left, right = (side * (counted[:, at, None] > 0) for at, side in enumerate((left, right)))
-    timed = left[:, :1] + right[:, :1]
-    weight = left[:, :1] / np.maximum(timed, 1)
-    longest = np.maximum(left[:, 1:DEVICE_PHASES], right[:, 1:DEVICE_PHASES])
-    means = left[:, DEVICE_PHASES:] * weight + right[:, DEVICE_PHASES:] * (1 - weight)
-    return np.concatenate([timed, longest, means], axis=1, dtype=np.float32)
+def _joined_device(each: NDArray[np.float32], counted: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Merge the devices' figures, [group, row, figure].  ``counted``: by row, the number of steps that count; sampled
+    ones do not.
+    """
+    if not each.size:
+        return each[:, 0]
+    each = each * (counted[:, :, None] > 0)
+    timed = each[:, :, 0]
+    number = timed.sum(axis=1, keepdims=True)
+    longest = each[:, :, 1:DEVICE_PHASES].max(axis=1)
+    weight = timed / np.maximum(number, 1)
+    weight[:, -1] = 1 - weight[:, :-1].sum(axis=1)
+    means = (each[:, :, DEVICE_PHASES:] * weight[:, :, None]).sum(axis=1)
+    return np.concatenate([number, longest, means], axis=1, dtype=np.float32)
 
 
 # -- digesting --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.alerts.model import Incident
-from stepscope.hub.live.latest_samples import MOST_LINES, NodeSamples, Spread, latest_samples, spreads_of
+from stepscope.hub.live.latest_samples import MOST_LINES, SampleColumns, Spread, latest_samples
 from stepscope.hub.live.lines import Line
 from stepscope.hub.live.live_run import SUMMED_RANKS, Judged, LiveRun
 from stepscope.hub.live.observe import newest_step_end_ns
@@ -186,9 +186,9 @@ class FigureCopy:
     checkpoint_wall_ns: int | None
 
     @cached_property
-    def samples(self) -> dict[str, NodeSamples]:
-        """The newest samples by node; parsed at the first use."""
-        return latest_samples(self.lines)
+    def samples(self) -> SampleColumns:
+        """The newest samples of all nodes; parsed at the first use."""
+        return SampleColumns(latest_samples(self.lines))
 
     def figures(
         self,
@@ -208,7 +208,7 @@ class FigureCopy:
             for name in ("wall", "work", *self.phases[:MOST_PHASES]):
                 row = steps["ns"][name][0]
                 durations[name] = Durations(name=name, **{stat: row[place] / 1e9 for stat, place in places.items()})
-        gpus = [gpu for own in self.samples.values() for gpu in own.gpus.values()]
+        samples = self.samples
         return RunFigures(
             wall_ns=wall_ns,
             status=status,
@@ -226,9 +226,9 @@ class FigureCopy:
             device_seconds=_first_in_seconds(steps["device_mean_ns"]),
             device_slowest=_first_in_seconds({"": steps["device_slowest_ns"]}).get(""),
             memory_bytes={name: own[0] for name, own in steps["memory_bytes"].items() if own and own[0]},
-            spreads=spreads_of(self.samples.values()),
-            gpus=len(gpus),
-            gpus_throttled=sum(bool(gpu.throttle_reasons) for gpu in gpus),
+            spreads=samples.spreads(),
+            gpus=len(samples.gpus.sources),
+            gpus_throttled=int(samples.throttled.sum()),
             blocking_ranks=sum(how == "hung" for how in judged.standing.values()) if info["still_ranks"] else 0,
             states=dict(info["states"]),
             lost=info["lost"],
@@ -309,28 +309,16 @@ def figures_of(
 
 def _means(live: LiveRun) -> dict[str, NDArray[np.float32]]:
     """[column] by ``work`` and phase: the mean over the last complete steps, added up where the arrays are."""
-    planes, n = live.planes, live.planes.columns
+    planes, phases = live.planes, live.used_phases()[:MOST_PHASES]
     kept = planes.complete()
-    rows = np.sort(planes.row_of(kept[kept <= live.frontier][-LAST_STEPS:]))
-    stretches = [
-        slice(int(own[0]), int(own[-1]) + 1)
-        for own in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
-        if len(own)
-    ]
-    count = np.zeros(n, np.float32)
-    for stretch in stretches:
-        count += np.count_nonzero(planes.have[stretch, :n], axis=0)
-
-    def mean(name: str) -> NDArray[np.float32]:
-        total = np.zeros(n, np.float32)
-        if (plane := planes.arrays.get(name)) is not None:
-            for stretch in stretches:
-                total += np.add.reduce(plane[stretch, :n], axis=0)
-        return np.asarray(total / np.maximum(count, 1), np.float32)
-
-    found = {phase: mean(f"phase:{phase}") for phase in live.used_phases()[:MOST_PHASES]}
-    waited = found.get(BUILTIN_PHASES[COMM])
-    return {"work": mean("wall_ns") - (0 if waited is None else waited), **found}
+    rows = planes.row_of(kept[kept <= live.frontier][-LAST_STEPS:])
+    count, totals = planes.sums(rows, ["wall_ns", *(f"phase:{phase}" for phase in phases)])
+    means = {name: (total / np.maximum(count, 1)).astype(np.float32) for name, total in totals.items()}
+    waited = means.get(f"phase:{BUILTIN_PHASES[COMM]}")
+    return {
+        "work": means["wall_ns"] - (0 if waited is None else waited),
+        **{phase: means[f"phase:{phase}"] for phase in phases},
+    }
 
 
 def _checkpoint_wall_ns(live: LiveRun) -> int | None:

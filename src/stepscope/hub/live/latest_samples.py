@@ -2,16 +2,20 @@
 
     lines = live.received.newest(SAMPLES, MOST_LINES)      # in the event loop: no line is parsed there
     latest = latest_samples(lines)                          # in any thread
-    spreads_of(latest.values())
+    columns = SampleColumns(latest)
+    columns.spreads()                                       # of the job
+    columns.of_nodes("gpu_power_watts")                     # of each node
 
 Thousands of GPUs become a few numbers: the lowest, the median and the highest.  A line may come from anybody: one with
-a value of another type is skipped.
+a value of another type is skipped.  Each field is read from the samples once, as a column: 512 nodes have 9,000 of
+them, and reading them twice takes longer than all that is computed from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 
 import msgspec
@@ -25,13 +29,12 @@ __all__ = [
     "SPREADS",
     "Gpu",
     "Host",
-    "NodeGpus",
     "NodeSamples",
     "Process",
+    "SampleColumns",
     "Spread",
     "Stretch",
     "latest_samples",
-    "spreads_of",
 ]
 
 MOST_LINES = 64
@@ -88,17 +91,19 @@ _DECODER = msgspec.json.Decoder(Sample)
 
 @dataclass(kw_only=True)
 class NodeSamples:
-    host: Host | None = None
-    processes: dict[int, Process] = field(default_factory=dict)
+    hosts: dict[int, Host]
+    """By 0; empty if there is no sample of the host."""
+    processes: dict[int, Process]
     """By process ID."""
-    gpus: dict[int, Gpu] = field(default_factory=dict)
+    gpus: dict[int, Gpu]
     """By index."""
-    oldest_ns: int = (1 << 63) - 1
-    """Of all of them."""
+
+    @property
+    def host(self) -> Host | None:
+        return self.hosts.get(0)
 
     def drop_before(self, wall_ns: int) -> None:
-        if self.host is not None and self.host.wall_ns < wall_ns:
-            self.host = None
+        self.hosts = {key: own for key, own in self.hosts.items() if own.wall_ns >= wall_ns}
         self.processes = {key: own for key, own in self.processes.items() if own.wall_ns >= wall_ns}
         self.gpus = {key: own for key, own in self.gpus.items() if own.wall_ns >= wall_ns}
 
@@ -117,29 +122,31 @@ class Spread:
 def latest_samples(lines: Iterable[tuple[str, Sequence[tuple[Line, int]]]]) -> dict[str, NodeSamples]:
     """By node.  ``lines``: of each node the newest first, with how far its clock is ahead."""
     found: dict[str, NodeSamples] = {}
-    newest_ns = 0
+    walls_ns: list[int] = []
     for node, own in lines:
-        samples = found[node] = NodeSamples()
+        hosts: dict[int, Host] = {}
+        processes: dict[int, Process] = {}
+        gpus: dict[int, Gpu] = {}
         for line, offset_ns in own:
             sample = _parsed(line)
-            if sample is None:
+            if type(sample) is Gpu:
+                newest: Sample = gpus.setdefault(sample.index, sample)
+            elif type(sample) is Process:
+                newest = processes.setdefault(sample.pid, sample)
+            elif type(sample) is Host:
+                newest = hosts.setdefault(0, sample)
+            else:
                 continue
-            wall_ns = sample.wall_ns = sample.wall_ns - offset_ns
-            kind = type(sample)
-            if kind is Gpu:
-                new = samples.gpus.setdefault(sample.index, sample) is sample  # type: ignore[union-attr,arg-type]
-            elif kind is Process:
-                new = samples.processes.setdefault(sample.pid, sample) is sample  # type: ignore[union-attr,arg-type]
-            elif new := samples.host is None:
-                samples.host = sample  # type: ignore[assignment]
-            if not new and samples.host is not None:
+            if newest is sample:
+                sample.wall_ns -= offset_ns
+                walls_ns.append(sample.wall_ns)
+            elif hosts:
                 break  # an agent writes a host with its processes and GPUs: the newest of each has been seen
-            if new and wall_ns < samples.oldest_ns:
-                samples.oldest_ns = wall_ns
-            newest_ns = max(newest_ns, wall_ns)
-    for samples in found.values():
-        if samples.oldest_ns < newest_ns - OLD_NS:
-            samples.drop_before(newest_ns - OLD_NS)
+        found[node] = NodeSamples(hosts=hosts, processes=processes, gpus=gpus)
+    oldest_ns = max(walls_ns, default=0) - OLD_NS
+    if min(walls_ns, default=0) < oldest_ns:
+        for samples in found.values():
+            samples.drop_before(oldest_ns)
     return found
 
 
@@ -154,48 +161,7 @@ def _parsed(line: Line) -> Sample | None:
         return None
 
 
-# -- nodes ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stretch:
-    """The lowest, median and highest value of a node's sources, by node; NaN where it has none."""
-
-    min: NDArray[np.float64]
-    p50: NDArray[np.float64]
-    max: NDArray[np.float64]
-    sum: NDArray[np.float64]
-
-
-class NodeGpus:
-    """The GPUs of each node, side by side."""
-
-    def __init__(self, nodes: Sequence[NodeSamples]) -> None:
-        counts = np.array([len(own.gpus) for own in nodes], np.intp)
-        self._gpus = [gpu for own in nodes for gpu in own.gpus.values()]
-        self._shape = len(nodes), int(counts.max(initial=1))
-        self._row = np.repeat(np.arange(len(nodes)), counts)
-        self._column = np.arange(len(self._gpus)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.throttled = [sum(bool(gpu.throttle_reasons) for gpu in own.gpus.values()) for own in nodes]
-        self.counts: list[int] = counts.tolist()
-
-    def stretch(self, name: str) -> Stretch:
-        """``name``: of ``GPU_SPREADS``."""
-        table = np.full(self._shape, np.nan)
-        table[self._row, self._column] = _values(GPU_SPREADS[name], self._gpus)
-        table.sort(axis=1)  # NaN comes last
-        known = np.count_nonzero(~np.isnan(table), axis=1)
-        rows = np.arange(len(table))
-        last = np.maximum(known - 1, 0)
-        return Stretch(
-            min=table[:, 0],
-            p50=(table[rows, last // 2] + table[rows, (last + 1) // 2]) / 2,
-            max=table[rows, last],
-            sum=np.where(known > 0, np.nansum(table, axis=1), np.nan),
-        )
-
-
-# -- the whole job ----------------------------------------------------------------------------------------------------
+# -- quantities -------------------------------------------------------------------------------------------------------
 
 Column = NDArray[np.float64]
 Columns = Callable[[str], Column]
@@ -240,24 +206,100 @@ SPREADS = (*GPU_SPREADS, *HOST_SPREADS, *PROCESS_SPREADS)
 """The names of all quantities."""
 
 
-def spreads_of(nodes: Iterable[NodeSamples]) -> tuple[Spread, ...]:
-    """Return the quantities that at least one source has."""
-    nodes = list(nodes)
-    gpus = [gpu for own in nodes for gpu in own.gpus.values()]
-    hosts = [own.host for own in nodes if own.host is not None]
-    processes = [process for own in nodes for process in own.processes.values()]
-    return (*_spreads(GPU_SPREADS, gpus), *_spreads(HOST_SPREADS, hosts), *_spreads(PROCESS_SPREADS, processes))
+# -- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _spreads(quantities: Mapping[str, Callable[[Columns], Column]], sources: Sequence[Sample]) -> Iterator[Spread]:
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """The lowest, median and highest value of a node's sources, by node; NaN where it has none."""
+
+    min: NDArray[np.float64]
+    p50: NDArray[np.float64]
+    max: NDArray[np.float64]
+    sum: NDArray[np.float64]
+
+
+class SampleColumns:
+    """The newest samples of all nodes, in the order of ``nodes``, as columns."""
+
+    def __init__(self, nodes: Mapping[str, NodeSamples]) -> None:
+        own = list(nodes.values())
+        self.row_of = {name: row for row, name in enumerate(nodes)}
+        """By name, the row of a node."""
+        self.hosts = _Kind([list(node.hosts.values()) for node in own])
+        self.processes = _Kind([list(node.processes.values()) for node in own])
+        self.gpus = _Kind([list(node.gpus.values()) for node in own])
+
+    @property
+    def throttled(self) -> NDArray[np.bool_]:
+        """[GPU]: whether it reports a reason for a lower clock."""
+        return np.fromiter((bool(gpu.throttle_reasons) for gpu in self.gpus.sources), np.bool_, len(self.gpus.sources))
+
+    def spreads(self) -> tuple[Spread, ...]:
+        """Return the quantities that at least one source has."""
+        return tuple(
+            spread
+            for kind, quantities in (
+                (self.gpus, GPU_SPREADS),
+                (self.hosts, HOST_SPREADS),
+                (self.processes, PROCESS_SPREADS),
+            )
+            for spread in _spreads(quantities, kind)
+        )
+
+    def of_hosts(self, field: str) -> Column:
+        """[node]: a field of its host; NaN if it has no host, or not this field."""
+        found = np.full(len(self.row_of), np.nan)
+        found[self.hosts.row] = self.hosts.column(field)
+        return found
+
+    def of_gpus(self, name: str) -> Stretch:
+        """``name``: of ``GPU_SPREADS``."""
+        return self.gpus.stretch(self.gpus.values(GPU_SPREADS[name]))
+
+    def memory_of_ranks(self) -> Column:
+        """[node]: the memory of all its ranks; NaN if it is not known."""
+        return self.processes.stretch(self.processes.values(PROCESS_SPREADS["rank_memory_bytes"])).sum
+
+
+class _Kind:
+    """The sources of one kind."""
+
+    def __init__(self, by_node: Sequence[Sequence[Sample]]) -> None:
+        self.sources = [source for own in by_node for source in own]
+        self.counts = np.fromiter(map(len, by_node), np.intp, len(by_node))
+        self.row = np.repeat(np.arange(len(by_node)), self.counts)
+        """[source]: the row of its node."""
+        self._place = np.arange(len(self.sources)) - np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
+        self.column = cache(self._column)
+        """By name of a field, [source]; NaN where a source does not have it."""
+
+    def _column(self, name: str) -> Column:
+        return np.array(list(map(attrgetter(name), self.sources)), np.float64)
+
+    def values(self, of: Callable[[Columns], Column]) -> Column:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return of(self.column)
+
+    def stretch(self, values: Column) -> Stretch:
+        table = np.full((len(self.counts), int(self.counts.max(initial=1))), np.nan)
+        table[self.row, self._place] = values
+        table.sort(axis=1)  # NaN comes last
+        known = np.count_nonzero(~np.isnan(table), axis=1)
+        rows = np.arange(len(table))
+        last = np.maximum(known - 1, 0)
+        return Stretch(
+            min=table[:, 0],
+            p50=(table[rows, last // 2] + table[rows, (last + 1) // 2]) / 2,
+            max=table[rows, last],
+            sum=np.where(known > 0, np.nansum(table, axis=1), np.nan),
+        )
+
+
+def _spreads(quantities: Mapping[str, Callable[[Columns], Column]], kind: _Kind) -> Iterator[Spread]:
     for name, of in quantities.items():
-        values = _values(of, sources)
-        known = values[np.isfinite(values)]
-        if len(known):
-            p50 = float(np.median(known))
-            yield Spread(name=name, min=float(known.min()), p50=p50, max=float(known.max()), count=len(known))
-
-
-def _values(of: Callable[[Columns], Column], sources: Sequence[Sample]) -> Column:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return of(lambda name: np.array(list(map(attrgetter(name), sources)), np.float64))
+        values = kind.values(of)
+        known = np.sort(values[np.isfinite(values)])
+        if count := len(known):
+            p50 = float((known[(count - 1) // 2] + known[count // 2]) / 2)
+            yield Spread(name=name, min=float(known[0]), p50=p50, max=float(known[-1]), count=count)

@@ -293,6 +293,18 @@ _AS_RECORDED = ("start_ns", "wall_ns", "between_ns", "flags", "allocated", "rese
 _COUNTS = ("micro_batches", "forwards", "batches")
 
 
+SUMMED_ROWS = 32
+"""Rows of the window whose sums are kept together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BlockSums:
+    key: tuple[object, ...]
+    """The last change of its rows, and what was added up."""
+    count: NDArray[np.int64]
+    totals: Mapping[str, NDArray[np.float32]]
+
+
 class Planes:
     def __init__(
         self,
@@ -316,6 +328,10 @@ class Planes:
         """[width, room]; whether a rank has made the step; where it is unset, everything else is zero."""
         self.arrays: dict[str, NDArray[Any]] = {}
         """[width, room] by quantity: fields of ``PLAIN``, ``phase:NAME``, ``device:NAME``, ``device`` (where timed)."""
+        self._changes = 0
+        self._changed: NDArray[np.int64] = np.zeros(most_steps, np.int64)
+        """[width]; the number of the last change of each row."""
+        self._block_sums: dict[int, _BlockSums] = {}
 
     @property
     def phases(self) -> list[str]:
@@ -338,6 +354,7 @@ class Planes:
         """Reset for another attempt."""
         self.columns, self.stride, self.newest = 0, 1, NONE
         self.steps[:] = NONE
+        self._note_change(slice(None))
         for plane in (self.have, *self.arrays.values()):
             plane[:] = 0
 
@@ -372,6 +389,7 @@ class Planes:
         self.steps[fresh % self.width] = fresh * self.stride
         for plane in (self.have, *self.arrays.values()):
             plane[fresh % self.width] = 0
+        self._note_change(fresh % self.width)
         self.newest = newest
 
     def set_stride(self, stride: int) -> None:
@@ -396,14 +414,18 @@ class Planes:
         at, column = at[kept], column[kept]
         self.have[at, column] = True
         self._put(rows, kept, at, column)
-        return np.flatnonzero(np.bincount(at, minlength=1))
+        changed = np.flatnonzero(np.bincount(at, minlength=1))
+        self._note_change(changed)
+        return changed
 
     def take_device(self, rows: Rows, column: NDArray[np.intp]) -> NDArray[np.int64]:
         """Put in device times, which arrive after their step; return the steps that changed."""
         self._make(rows.values)
         at, kept = self._there(rows.step, column)
         self._put(rows, kept, at, column[kept])
-        return self.steps[np.flatnonzero(np.bincount(at, minlength=1))]
+        changed = np.flatnonzero(np.bincount(at, minlength=1))
+        self._note_change(changed)
+        return self.steps[changed]
 
     def take_waits(self, rows: Rows, column: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
         """Book waiting for steps in the window; return which ones were there, and the additional waiting time."""
@@ -421,6 +443,7 @@ class Planes:
         self.arrays["waited"][at, column] = waited
         self.arrays[backward][at, column] -= waited - before
         self.arrays[comm][at, column] += waited - before
+        self._note_change(at)
         return kept, waited - before
 
     def _put(self, rows: Rows, kept: NDArray[np.intp], at: NDArray[np.intp], column: NDArray[np.intp]) -> None:
@@ -433,6 +456,48 @@ class Planes:
         kept = np.flatnonzero((at != NONE) & (column != NONE))
         kept = kept[self.have[at[kept], column[kept]]]
         return at[kept], kept
+
+    def _note_change(self, rows: slice | NDArray[np.integer[Any]]) -> None:
+        self._changes += 1
+        self._changed[rows] = self._changes
+
+    # -- sums -----------------------------------------------------------------------------------------------------
+
+    def sums(
+        self, rows: NDArray[np.intp], names: Sequence[str]
+    ) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+        """For these rows of the window, [column]: how many of the steps each rank has made, and by name the sum.
+
+        The sums of blocks of rows that did not change are kept: adding up 256 steps of 4,096 ranks takes 5 ms.
+        """
+        n, rows = self.columns, np.sort(rows)
+        count, totals = np.zeros(n, np.int64), {name: np.zeros(n, np.float64) for name in names}
+        blocks = {}
+        for own in np.split(rows, np.flatnonzero(np.diff(rows // SUMMED_ROWS)) + 1) if len(rows) else ():
+            block, changed = int(own[0]) // SUMMED_ROWS, int(self._changed[own].max())
+            found = self._block_sums.get(block)
+            if found is None or found.key != (changed, n, len(own), *names):
+                found = _BlockSums(key=(changed, n, len(own), *names), **self._sums_of(own, names))
+            if len(own) == SUMMED_ROWS:
+                blocks[block] = found
+            count += found.count
+            for name, total in found.totals.items():
+                totals[name] += total
+        self._block_sums = blocks
+        return count, totals
+
+    def _sums_of(self, rows: NDArray[np.intp], names: Sequence[str]) -> dict[str, Any]:
+        n = self.columns
+        stretches = [
+            slice(int(own[0]), int(own[-1]) + 1) for own in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+        ]
+        count = sum(np.count_nonzero(self.have[stretch, :n], axis=0) for stretch in stretches)
+        planes = {name: self.arrays[name] for name in names if name in self.arrays}
+        totals = {
+            name: sum(np.add.reduce(plane[stretch, :n], axis=0) for stretch in stretches)
+            for name, plane in planes.items()
+        }
+        return {"count": count, "totals": totals}
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -467,6 +532,8 @@ class Planes:
         self.have = moved(self.have)
         for name in list(self.arrays):
             self.arrays[name] = moved(self.arrays[name])
+        self._changed = np.zeros(width, np.int64)
+        self._note_change(slice(None))
         self.steps = np.full(width, NONE, np.int64)
         self.steps[rows] = old
         if self.newest >= 0:
