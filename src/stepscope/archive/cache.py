@@ -27,13 +27,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from stepscope.archive.catalog import Catalog, CatalogObject, read_catalog
 from stepscope.archive.location import ArchiveUrl
 from stepscope.archive.manifest import ArchivedFile, Manifest, read_archived_run
+from stepscope.archive.s3_reader import S3Reader, S3ReaderError, s3_reader
 from stepscope.archive.storage import Storage, StoredObject
 from stepscope.archive.upload import read_manifest
 from stepscope.errors import ArchiveError, ArchiveMissing, UsageError
@@ -83,13 +84,16 @@ class Archive:
         environ: Mapping[str, str],
         *,
         storage: Callable[[ArchiveUrl], Storage] = Storage,
+        reader: Callable[[ArchiveUrl, Mapping[str, str]], S3Reader | None] = s3_reader,
         now_s: Callable[[], float] = time.time,
         free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
     ) -> None:
         self.url = url
         self._limit = cache_limit(environ)
         self._root = cache_folder(environ) / hashlib.sha256(str(url).encode()).hexdigest()[:16]
+        self._environ = environ
         self._make_storage = storage
+        self._make_reader = reader
         self._storage: Storage | None = None
         self._now_s = now_s
         self._free_bytes = free_bytes
@@ -109,11 +113,17 @@ class Archive:
         known, checked_s = self._load_catalog()
         age_s = self._now_s() - checked_s
         if known is None or not 0 <= age_s < fresh_s:
-            known = read_catalog(self.storage, known)
+            known = self._read_catalog(known)
             self._save_catalog(known)
         found = [run.entry(self.url, self._folder(run.digest, run.name)) for run in known.runs().values()]
         found.sort(key=lambda entry: (-entry.created_wall_ns, entry.path.name))
         return found, known.problems
+
+    def _read_catalog(self, known: Catalog | None) -> Catalog:
+        if self._storage is None and (reader := self._make_reader(self.url, self._environ)) is not None:
+            with suppress(S3ReaderError), closing(reader):
+                return read_catalog(reader, known)
+        return read_catalog(self.storage, known)
 
     def forget_list(self) -> None:
         """Ask the archive next time: something was just added to it."""
@@ -191,7 +201,7 @@ class Archive:
         return found
 
     def _folder(self, digest: str, name: str) -> Path:
-        return self._root / "runs" / digest[:32] / name
+        return Path(f"{self._root}/runs/{digest[:32]}/{name}")
 
     def _fetch(self, manifest: Manifest, only: Collection[str] | None, progress: Progress) -> Path:
         folder = self._folder(manifest.run.digest, manifest.run.name)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepscope.archive.manifest import ArchivedRun, read_archived_run
-from stepscope.archive.storage import Storage, StoredObject, key_of
+from stepscope.archive.storage import ObjectReader, Storage, StoredObject, key_of
 from stepscope.errors import ArchiveError
 
 __all__ = ["CATALOG", "Catalog", "CatalogObject", "compact", "entry_key", "read_catalog", "write_entry"]
@@ -79,7 +79,9 @@ def entry_key(run: ArchivedRun) -> str:
     return f"{ENTRIES}/{key_of(run.name)}@{run.digest[:32]}.json"
 
 
-def read_catalog(storage: Storage, known: Catalog | None = None, *, most_bytes: int = MOST_UNPACKED_BYTES) -> Catalog:
+def read_catalog(
+    storage: ObjectReader, known: Catalog | None = None, *, most_bytes: int = MOST_UNPACKED_BYTES
+) -> Catalog:
     """Read what is not ``known`` yet, ``most_bytes`` of JSON; what cannot be read is a problem of the result."""
     objects = dict(known.objects) if known is not None else {}
     for _ in range(TRIES):
@@ -100,7 +102,7 @@ def read_catalog(storage: Storage, known: Catalog | None = None, *, most_bytes: 
     return catalog
 
 
-def _add(catalog: Catalog, storage: Storage, found: Mapping[str, StoredObject], most_bytes: int) -> set[str]:
+def _add(catalog: Catalog, storage: ObjectReader, found: Mapping[str, StoredObject], most_bytes: int) -> set[str]:
     """Read objects into the catalog; return those that are gone."""
     wanted: dict[str, int] = {}
     total = 0

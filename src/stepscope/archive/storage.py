@@ -20,7 +20,7 @@ from urllib.parse import quote
 from stepscope.archive.location import ArchiveUrl
 from stepscope.errors import ArchiveError, ArchiveMissing
 
-__all__ = ["CHUNK_BYTES", "Storage", "StoredObject", "key_of"]
+__all__ = ["CHUNK_BYTES", "ObjectReader", "Storage", "StoredObject", "key_of"]
 
 CHUNK_BYTES = 16 << 20
 """Larger objects are written and read in pieces."""
@@ -49,6 +49,15 @@ class StoredObject:
     size: int
     version: str
     """Changes when the object does, if the storage reports anything like it (ETag)."""
+
+
+class ObjectReader(Protocol):
+    """What a catalog is read with."""
+
+    url: ArchiveUrl
+
+    def find(self, prefix: str) -> dict[str, StoredObject]: ...
+    def read_many(self, sizes: Mapping[str, int]) -> dict[str, bytes]: ...
 
 
 class _Files(Protocol):
