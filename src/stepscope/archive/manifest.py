@@ -44,6 +44,7 @@ __all__ = [
     "ArchivedRun",
     "Manifest",
     "digest_of",
+    "entry_of_facts",
     "read_archived_run",
     "run_facts",
 ]
@@ -110,7 +111,7 @@ class ArchivedRun:
 
     def entry(self, url: ArchiveUrl, folder: Path) -> RunEntry:
         """The run as ``list`` shows it; ``folder``: where its copy on this disk is or would be."""
-        return _entry(self.facts, self.name, url, folder)
+        return entry_of_facts(self.facts, self.name, folder, url=str(url.run(self.name)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,15 +225,15 @@ def read_archived_run(document: Any) -> ArchivedRun:
     return ArchivedRun(name=name, digest=digest, stored=numbers[0], archived_wall_ns=numbers[1], facts=facts)
 
 
-def _entry(facts: Mapping[str, Any], name: str, url: ArchiveUrl, folder: Path) -> RunEntry:
-    """Whatever is missing or not valid is left out."""
+def entry_of_facts(facts: Mapping[str, Any], name: str, folder: Path, *, url: str = "") -> RunEntry:
+    """The run of these facts (``run_facts``) and of this folder; whatever is missing or not valid is left out."""
     command, tags, metrics = facts.get("command"), facts.get("tags"), facts.get("metrics")
     severity = _text(facts, "severity")
     shown = _text(facts, "shown_name")
     return RunEntry(
         name=shown or _text(facts, "recorded_name") or name,
         path=folder,
-        url=str(url.run(name)),
+        url=url,
         created_wall_ns=int(_number(facts, "created_wall_ns") or 0),
         status=_text(facts, "status") or "unfinished",
         status_text=_text(facts, "status_text") or _text(facts, "status") or "unfinished",

@@ -21,6 +21,7 @@ __all__ = [
     "RUNS_FOLDER",
     "RUN_HELP",
     "RUN_OR_URL_HELP",
+    "age",
     "amount",
     "count",
     "existing",
@@ -32,6 +33,7 @@ __all__ = [
     "runs_in",
     "runs_of_folder",
     "served_folder",
+    "size",
     "whole_number",
 ]
 
@@ -209,6 +211,29 @@ def amount(what: str) -> Callable[[str], float]:
         return number
 
     return parse
+
+
+_AGE = re.compile(r"(\d{1,6})([hdw])")
+_AGE_S = {"h": 3600, "d": 86_400, "w": 604_800}
+
+
+def age(text: str) -> float:
+    """Type of a time in hours, days or weeks, such as ``12h``, ``90d`` or ``8w``; in seconds."""
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be like 12h, 90d or 8w, not {text!r}")
+    return float(int(match[1]) * _AGE_S[match[2]])
+
+
+_SIZE = re.compile(r"(\d{1,12})([KMGT]?)", re.IGNORECASE)
+
+
+def size(text: str) -> int:
+    """Type of a number of bytes, such as ``500M``, ``20G`` or ``2T``."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a size such as 500M, 20G or 2T, not {text!r}")
+    return int(match[1]) << 10 * (" KMGT".index(match[2].upper()) if match[2] else 0)
 
 
 def port_number(*, least: int = 1) -> Callable[[str], int]:

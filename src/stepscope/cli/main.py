@@ -49,6 +49,7 @@ COMMANDS = (
     "compare",
     "gate",
     "history",
+    "fleet",
     "sweep",
     "tag",
     "delete",
@@ -77,7 +78,7 @@ COMMANDS = (
 """In the order in which a new user meets them."""
 OWN = {"help": "show this help, or that of a command", "version": "print the version"}
 """Commands without a module, and their help: ``help run`` is ``run --help``, ``version`` is ``--version``."""
-EXPERIMENTS = ("compare", "gate", "history", "sweep", "tag", "delete", "archive")
+EXPERIMENTS = ("compare", "gate", "history", "fleet", "sweep", "tag", "delete", "archive")
 """Commands about many runs."""
 ANALYSES = ("goodput", "advise", "memory", "snapshot", "capture", "export", "trace", "flight", "whatif", "schema")
 """Commands that analyze what Stepscope or other tools recorded, and the schemas of what they print."""

@@ -34,13 +34,16 @@ from stepscope.store.locks import LockBusy, locked, take_lock, writing_barred
 from stepscope.store.paths import FINDINGS, INBOX, LABELS, META, SUMMARY
 
 __all__ = [
+    "ACTIVE",
     "KnownRuns",
     "Labels",
     "RunEntry",
+    "Stamp",
     "change_labels",
     "checked_tag",
     "delete_run",
     "is_active",
+    "known_stamp",
     "list_runs",
     "newest_run",
     "read_labels",
@@ -323,12 +326,19 @@ def list_runs(
     return sorted(entries, key=lambda entry: entry.created_wall_ns, reverse=True), problems
 
 
-def _stamp(path: Path) -> Stamp:
-    """Return the state of the files that a finished run is listed from; None for each that does not exist."""
+def known_stamp(path: Path | str) -> Stamp | None:
+    """Return the state of the files that a finished run is listed from; None if the folder is not a run."""
+    stamp = _stamp(path)
+    return None if stamp[0] is None else stamp
+
+
+def _stamp(path: Path | str) -> Stamp:
+    """Return the state of these files; None for each that does not exist."""
     found: list[tuple[int, int, int] | None] = []
+    folder = os.fspath(path)  # tens of thousands of runs are compared: without a Path for each file
     for file in (META, SUMMARY, FINDINGS, LABELS):
         try:
-            about = (path / file).stat()
+            about = os.stat(f"{folder}/{file}")  # noqa: PTH116
         except OSError:
             found.append(None)
         else:
@@ -356,9 +366,10 @@ def is_active(path: Path) -> bool:
     return launcher_alive(dict(read_meta(path))) or processes_alive(path)
 
 
-def run_entry(path: Path) -> RunEntry:
-    meta = read_meta(path)
-    summary = load_summary(path) or {}
+def run_entry(path: Path, *, meta: Mapping[str, Any] | None = None, summary: Mapping[str, Any] | None = None) -> RunEntry:
+    """The run of a folder; ``meta`` and ``summary``: its documents, if they have been read."""
+    meta = read_meta(path) if meta is None else meta
+    summary = (load_summary(path) or {}) if summary is None else summary
     sidecars = list(read_sidecars(path)[0].values())
     # In an active run the watchdog appends each hang it finds; the last one counts.
     verdict = summary.get("verdict") or next(reversed(load_findings(path)), None)

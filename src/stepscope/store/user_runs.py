@@ -32,6 +32,7 @@ __all__ = [
     "add_folder",
     "announced",
     "find_user_hub",
+    "folder_tag",
     "known_folders",
     "run_id",
     "split_run_id",
@@ -65,6 +66,11 @@ def split_run_id(text: str) -> tuple[str, str]:
     """Return the name of the run and the tag of its folder."""
     name, _, tag = text.rpartition(_BEFORE_TAG)
     return name, tag
+
+
+def folder_tag(folder: Path) -> str:
+    """Return what stands for a folder in the IDs of its runs."""
+    return _tag(folder.resolve())
 
 
 def _tag(folder: Path) -> str:

@@ -25,6 +25,7 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 HELP = "query a run or traces with SQL"
 EPILOG = """\
 tables of a run: steps (a row per rank and step), samples, events, findings, ranks
+tables of the fleet (--fleet, all your runs): runs, run_hosts, run_findings, run_gpus; `number` joins them
 tables of traces: slices (a row per event with a duration), ops, kernels, copies, collectives (for gloo: slices named
                   gloo:…), syncs, pythons, memory, ranks
 
@@ -32,6 +33,7 @@ examples:
   stepscope sql runs/NAME "select rank, median(wall_ns) / 1e6 as ms from steps group by rank order by rank"
   stepscope sql "describe steps"                 the newest run in runs/
   stepscope sql --csv runs/NAME "select * from steps" > steps.csv
+  stepscope sql --fleet "select host, count(*) from run_hosts group by host"
   stepscope sql traces/ "select rank, name, sum(dur_ns) / 1e6 as ms from kernels group by all order by ms desc limit 9"
 """
 
@@ -41,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths", type=run_or_url, metavar="RUN", nargs="*", help=f"{RUN_OR_URL_HELP}; or traces, or folders of them"
     )
     parser.add_argument("sql", metavar="SQL", help="the query (DuckDB's SQL)")
+    parser.add_argument(
+        "--fleet", action="store_true", help="query the records of all your runs, or of these folders (`stepscope fleet`)"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="comma-separated values instead of a table")
     form.add_argument("--json", action="store_true", help="print a JSON array of objects instead of a table")
@@ -60,8 +65,11 @@ def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    paths = [run_path(path) if isinstance(path, ArchiveUrl) else path for path in args.paths]
-    result = _query(paths, args.sql, args.timeout)
+    if args.fleet:
+        result = _query_fleet(args.paths, args.sql, args.timeout)
+    else:
+        paths = [run_path(path) if isinstance(path, ArchiveUrl) else path for path in args.paths]
+        result = _query(paths, args.sql, args.timeout)
     if args.json:
         rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
         print(json.dumps(rows, indent=2, default=str))
@@ -72,6 +80,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_table(result))
     return 0
+
+
+def _query_fleet(paths: Sequence[Path | ArchiveUrl], sql: str, limit_s: float) -> QueryResult:
+    """On the catalog: all its runs, or those of these folders."""
+    from stepscope.cli.experiments.fleet import catalog_folders, updated_catalog
+
+    folders, archives = catalog_folders(paths)
+    catalog, problems = updated_catalog(folders, archives)
+    for problem in problems:
+        say(problem)
+    keys = [*folders, *map(str, archives)] if paths else None
+    result: QueryResult = catalog.query(sql, keys=keys, limit_s=limit_s)
+    return result
 
 
 def _query(paths: Sequence[Path], sql: str, limit_s: float) -> QueryResult:

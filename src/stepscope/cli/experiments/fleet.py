@@ -1,0 +1,267 @@
+"""``stepscope fleet``: what the GPU hours of many runs were spent on, and which hosts made jobs slow."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepscope.archive.location import ArchiveUrl
+from stepscope.cli.arguments import RUNS_FOLDER, age, existing, run_or_url
+from stepscope.cli.output import format_table, progress_bar
+from stepscope.errors import UsageError
+from stepscope.records.text import count_text, printable, say, share_text
+from stepscope.reports.layout import bar
+from stepscope.store.user_runs import folder_tag, known_folders
+
+__all__ = ["EPILOG", "HELP", "add_arguments", "catalog_folders", "run", "updated_catalog"]
+
+HELP = "show what GPU hours were spent on over all runs, and which hosts, links and changes made jobs slow"
+EPILOG = """\
+examples:
+  stepscope fleet                                all your runs in all folders
+  stepscope fleet --since 30d --by host          the last 30 days, by host
+  stepscope fleet /shared/runs s3://bucket/team  the runs of these folders and archives
+  stepscope fleet exclude-list                   hosts that jobs should avoid, one per line
+  sbatch --exclude="$(stepscope fleet exclude-list --format slurm)" job.sh
+  stepscope sql --fleet "select team, sum(gpu_hours) from runs group by team"
+
+A host is a suspect if it was the slow one of its runs more often than by chance; the probability that a cluster without
+faults has any suspect is at most 1%.  The first time, all runs are read; then only those that changed.
+"""
+EXCLUDE = "exclude-list"
+FORMATS = ("plain", "slurm", "kubernetes")
+BY = {"cause": "", "time": "", "job": "by_job", "team": "by_team", "user": "by_user", "host": "by_host"}
+EXCLUDED_SINCE_S = 90 * 86_400.0
+HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+BAR_CELLS = 24
+ROWS = 15
+CAUSES_SHOWN = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths",
+        metavar="FOLDER",
+        type=run_or_url,
+        nargs="*",
+        help="folders of runs and archives such as s3://bucket/prefix (default: all folders in which you recorded runs); "
+        f"or {EXCLUDE!r}, and then these",
+    )
+    parser.add_argument(
+        "--since", type=age, metavar="TIME", help=f"only runs that started since then: 24h, 30d, 8w ({EXCLUDE}: 90d)"
+    )
+    parser.add_argument(
+        "--by", choices=tuple(BY), default="cause", metavar="WHAT", help=f"what the hours are split by: {', '.join(BY)}"
+    )
+    parser.add_argument(
+        "--format", choices=FORMATS, default="plain", help=f"of the {EXCLUDE}: plain (default), slurm or kubernetes"
+    )
+    parser.add_argument("--json", action="store_true", help="print the document (docs/fleet.md)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepscope.fleet.document import fleet_document, suspect_hosts
+
+    paths = list(args.paths)
+    excluding = bool(paths) and paths[0] == Path(EXCLUDE)
+    since_s = args.since if args.since is not None or not excluding else EXCLUDED_SINCE_S
+    now_ns = time.time_ns()
+    since_ns = None if since_s is None else now_ns - round(since_s * 1e9)
+    folders, archives = catalog_folders(paths[1:] if excluding else paths)
+    catalog, problems = updated_catalog(folders, archives)
+    keys = [*folders, *map(str, archives)]
+    fleet = catalog.fleet(keys, since_wall_ns=since_ns)
+    document = fleet_document(fleet, generated_wall_ns=now_ns, since_wall_ns=since_ns, problems=problems)
+    if excluding:
+        return _exclude(suspect_hosts(document), args.format)
+    if args.json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+        return 0
+    for problem in problems[:ROWS]:
+        say(problem)
+    print(printable("\n\n".join(_sections(document, args.by)), keep="\n"))
+    return 0
+
+
+def catalog_folders(paths: Sequence[Path | ArchiveUrl]) -> tuple[dict[str, Path], list[ArchiveUrl]]:
+    """The folders by their key in the catalog, and the archives; without paths all folders of this user's runs."""
+    if not paths:
+        folders = known_folders(os.environ)
+        if RUNS_FOLDER.is_dir():
+            folders.setdefault(folder_tag(RUNS_FOLDER), RUNS_FOLDER.resolve())
+        if not folders:
+            raise UsageError("no runs yet; name a folder of runs, or record one with `stepscope run`")
+        return folders, []
+    found: dict[str, Path] = {}
+    for path in paths:
+        if isinstance(path, Path):
+            if not existing(path).is_dir():
+                raise UsageError(f"{path} is not a folder")
+            if (path / "run.json").exists():
+                raise UsageError(f"{path} is a run; name the folder that it is in")
+            found[folder_tag(path)] = path.resolve()
+    return found, [path for path in paths if not isinstance(path, Path)]
+
+
+def updated_catalog(folders: Mapping[str, Path], archives: Sequence[ArchiveUrl]) -> tuple[Any, list[str]]:
+    """The user's catalog, brought up to date, and a sentence for each run that could not be read."""
+    from stepscope.archive.cache import Archive
+    from stepscope.fleet.catalog import RunCatalog
+
+    catalog = RunCatalog.of_user(os.environ)
+    with progress_bar("reading runs") as progress:
+        update = catalog.update(folders, [Archive(url, os.environ) for url in archives], progress=progress)
+    if update.rebuilt:
+        say(f"the catalog was made again: {update.rebuilt}")
+    return catalog, update.problems
+
+
+# -- exclude list -----------------------------------------------------------------------------------------------------
+
+
+def _exclude(hosts: Sequence[str], form: str) -> int:
+    """Names come from run folders: what is no host name must not reach a shell or a manifest."""
+    valid = [host for host in hosts if HOST_NAME.fullmatch(host)]
+    for host in hosts:
+        if host not in valid:
+            say(f"{host!r} is not a host name and was left out")
+    if form == "slurm":
+        print(",".join(valid))
+    elif form == "plain":
+        print("\n".join(valid), end="\n" if valid else "")
+    elif valid:
+        print(KUBERNETES + "\n".join(f"                - {host}" for host in valid))
+    if not valid:
+        say("no host is suspect")
+    return 0
+
+
+KUBERNETES = """\
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        - matchExpressions:
+            - key: kubernetes.io/hostname
+              operator: NotIn
+              values:
+"""
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+def _sections(document: Mapping[str, Any], by: str) -> list[str]:
+    totals = document["totals"]
+    counts = [count_text(totals["runs"], "run"), count_text(totals["jobs"], "job"), count_text(totals["hosts"], "host")]
+    if totals["active_runs"]:
+        counts.append(f"{totals['active_runs']:,} active")
+    if totals["unread_runs"]:
+        counts.append(f"{totals['unread_runs']:,} without hours")
+    head = f"{totals['headline']}\n{' · '.join(counts)}{_period(document)}"
+    hours = _causes(document) if by == "cause" else _over_time(document) if by == "time" else _groups(document, by)
+    return [head, hours, *filter(None, (_hosts(document), _links(document), _changes(document), _events(document)))]
+
+
+def _period(document: Mapping[str, Any]) -> str:
+    if document["first_wall_ns"] is None:
+        return ""
+    return f" · {_day(document['first_wall_ns'])} to {_day(document['last_wall_ns'])}"
+
+
+def _day(wall_ns: int) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(wall_ns / 1e9))
+
+
+def _width() -> int | None:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _causes(document: Mapping[str, Any]) -> str:
+    rows = [row for row in document["causes"] if row["gpu_hours"]]
+    most = max((row["gpu_hours"] for row in rows), default=0.0)
+    cells = [
+        (row["name"], f"{row['gpu_hours']:,.1f}", share_text(row["share"]), bar(row["gpu_hours"] / most, BAR_CELLS))
+        for row in rows
+    ]
+    return format_table(("cause", "GPU hours", "share", ""), cells, numeric=(1, 2), width=_width())
+
+
+def _over_time(document: Mapping[str, Any]) -> str:
+    table = document["over_time"]
+    most = max((row["gpu_hours"] for row in table["rows"]), default=0.0) or 1.0
+    cells = [(_day(row["begin_wall_ns"]), *_hours_cells(document, row, most)) for row in table["rows"]]
+    heads = (table["unit"], "runs", "GPU hours", "useful", "", "most lost to")
+    return format_table(heads, cells, numeric=(1, 2, 3), width=_width(), left_out=(4,), least=24)
+
+
+def _groups(document: Mapping[str, Any], by: str) -> str:
+    rows = document[BY[by]]
+    most = max((row["gpu_hours"] for row in rows), default=0.0) or 1.0
+    cells = [(row["name"], *_hours_cells(document, row, most)) for row in rows[:ROWS]]
+    heads = (by, "runs", "GPU hours", "useful", "", "most lost to")
+    table = format_table(heads, cells, numeric=(1, 2, 3), width=_width(), left_out=(4,), least=24)
+    left = len(rows) - ROWS
+    return f"{table}\n({left} more with --json)" if left > 0 else table
+
+
+def _hours_cells(document: Mapping[str, Any], row: Mapping[str, Any], most: float) -> tuple[str, ...]:
+    total, parts = row["gpu_hours"], row["by_cause"]
+    names = {each["cause"]: each["name"] for each in document["causes"]}
+    lost = sorted((cause for cause in parts if cause != "useful"), key=lambda cause: -parts[cause])
+    causes = ", ".join(f"{names[cause]} {share_text(parts[cause] / total)}" for cause in lost[:CAUSES_SHOWN] if parts[cause])
+    useful = share_text(parts["useful"] / total) if total else "–"
+    return f"{row['run_count']:,}", f"{total:,.1f}", useful, bar(total / most, BAR_CELLS // 2), causes
+
+
+def _hosts(document: Mapping[str, Any]) -> str:
+    suspects = [row for row in document["hosts"] if row["suspect"]]
+    repaired = [row for row in document["hosts"] if row["repaired"]]
+    if not suspects and not repaired:
+        return "No host was the slow one more often than by chance."
+    lines = []
+    if suspects:
+        heads = ("suspect", "slow runs", "by chance", "slower", "phase", "GPU hours", "confidence", "last")
+        cells = [
+            (
+                row["host"],
+                f"{row['slow_runs']:,} of {row['compared_runs']:,}",
+                f"{row['expected_slow_runs']:,.1f}",
+                f"{row['slowdown_share']:.1%}",
+                row["phase"] or "–",
+                f"{row['gpu_hours_lost']:,.1f}",
+                _confidence(row["confidence"]),
+                _day(row["last_slow_wall_ns"]),
+            )
+            for row in suspects
+        ]
+        lines = [format_table(heads, cells, numeric=(1, 2, 3, 5, 6), width=_width(), left_out=(6, 2), least=10), ""]
+    lines += [f"▲ {row['title']}" for row in suspects[:5]]
+    lines += [f"✔ Not slow any more since {_day(row['last_slow_wall_ns'])}: {row['title']}" for row in repaired[:5]]
+    return "\n".join(lines)
+
+
+def _confidence(value: float) -> str:
+    return ">99.99%" if value > 0.9999 else f"{value:.2%}"
+
+
+def _links(document: Mapping[str, Any]) -> str:
+    return "\n".join(f"▲ {row['title']} Confidence {_confidence(row['confidence'])}." for row in document["links"])
+
+
+def _changes(document: Mapping[str, Any]) -> str:
+    return "\n".join(f"{'▲' if row['direction'] == 'slower' else '▼'} {row['title']}" for row in document["changes"])
+
+
+def _events(document: Mapping[str, Any]) -> str:
+    lines = [f"▲ {row['title']} Last: {_day(row['last_wall_ns'])}." for row in document["gpu_events"][:ROWS]]
+    left = len(document["gpu_events"]) - ROWS
+    return "\n".join([*lines, *([f"({left} more with --json)"] if left > 0 else [])])

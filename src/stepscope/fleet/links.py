@@ -1,0 +1,197 @@
+"""Pairs of hosts between which the exchange is slow, and hosts whose network is slow with every partner.
+
+The exchange of a run is what even its least waiting rank waits: late ranks do not lengthen it.  It is compared with the
+median of the runs of the same job on as many hosts.  A run with a slow exchange implicates each host and each pair of
+hosts in it; a slow link shows because nearly all runs with that pair are slow, and runs with only one of the two are
+not.  The candidate that explains most is taken, its slow runs are set aside, and the rest is searched again, so that a
+host that often met a bad link is not suspected with it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.fleet.chance import ALPHA, corrected, group_medians, least_chance, spread
+from stepscope.fleet.columns import Fleet
+from stepscope.fleet.hours import known_hours, rounded_hours
+from stepscope.fleet.record import CAUSES
+from stepscope.records.text import share_text
+
+__all__ = ["link_rows"]
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+LEAST_RATIO = 1.15
+"""A run's exchange is slow if it takes so many times as long as usual,"""
+TIMES_SPREAD = 4.0
+"""and by so many times what runs of the job usually differ by."""
+LEAST_MS = 0.05
+FEWEST_ALIKE = 8
+"""Runs of a job on as many hosts, to know what is usual."""
+FEWEST_SLOW = 3
+LEAST_SLOW_SHARE = 0.3
+"""Of the runs with a slow link: a pair may be in a job without being neighbors."""
+MOST_PAIRED_HOSTS = 48
+"""In runs on more hosts, only neighbors are pairs."""
+MOST_ROWS = 20
+TRAINING = [list(CAUSES).index(cause) for cause in ("useful", "slow_rank", "input", "exchange")]
+
+
+def link_rows(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
+    ratio, usable, slow = _slow_exchange(fleet)
+    if not slow.any():
+        return []
+    member, candidate, pairs = _candidates(fleet, usable)
+    hosts = len(fleet.names["host"])
+    rate = _rates(fleet, usable, slow)
+    tested = max(len(pairs) + hosts, 1)
+    rows: list[dict[str, Any]] = []
+    left = usable.copy()
+    while len(rows) < MOST_ROWS:
+        found = _best(member, candidate, left, slow, rate, hosts + len(pairs))
+        if found is None:
+            break
+        number, own, count, positives, mean = found
+        chance = least_chance(positives, count, mean)
+        if corrected(chance, tested) > ALPHA:
+            break
+        names = [number] if number < hosts else list(divmod(int(pairs[number - hosts]), hosts))
+        runs = own[slow[own]]
+        rows.append(_row(fleet, names, own, runs, ratio, mean, corrected(chance, tested), chance, limit))
+        left[runs] = False
+    return rows
+
+
+def _slow_exchange(fleet: Fleet) -> tuple[Floats, Flags, Flags]:
+    """By run: how many times its exchange is the usual one, whether that is known, and whether it is slow."""
+    exchange = fleet.phases_ms.get("exchange", np.zeros(0))
+    count = np.bincount(fleet.host_run, minlength=len(fleet.ids))
+    known = np.isfinite(exchange) & (exchange > LEAST_MS) & (count > 1)
+    runs = np.flatnonzero(known)
+    ratio = np.ones(len(fleet.ids))
+    usable, slow = np.zeros(len(fleet.ids), np.bool_), np.zeros(len(fleet.ids), np.bool_)
+    if not len(runs):
+        return ratio, usable, slow
+    group = np.unique(fleet.series[runs] * 65536 + np.minimum(count[runs], 65535), return_inverse=True)[1]
+    level = np.log(exchange[runs])
+    excess = level - group_medians(level, group)
+    enough = np.bincount(group)[group] >= FEWEST_ALIKE
+    order = np.argsort(group, kind="stable")
+    edges = np.searchsorted(group[order], np.arange(int(group.max()) + 2))
+    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        own = order[begin:end]
+        limit = max(math.log(LEAST_RATIO), TIMES_SPREAD * spread(excess[own]))
+        slow[runs[own]] = excess[own] > limit
+    ratio[runs] = np.exp(excess)
+    usable[runs] = enough
+    return ratio, usable, slow & usable
+
+
+def _rates(fleet: Fleet, usable: Flags, slow: Flags) -> tuple[Integers, Integers, Integers]:
+    """By run its job; by job its runs and how many of them are slow."""
+    jobs = len(fleet.names["job"])
+    return fleet.job, np.bincount(fleet.job[usable], minlength=jobs), np.bincount(fleet.job[slow], minlength=jobs)
+
+
+def _candidates(fleet: Fleet, usable: Flags) -> tuple[Integers, Integers, Integers]:
+    """Runs and the candidates in them: first hosts by number, then pairs, by their place among all pairs."""
+    hosts = len(fleet.names["host"])
+    rows = np.flatnonzero(usable[fleet.host_run])
+    run, host = fleet.host_run[rows], fleet.host[rows]
+    edges = np.searchsorted(run, np.arange(len(fleet.ids) + 1))
+    sizes = np.diff(edges)
+    pair_runs: list[Integers] = []
+    pair_codes: list[Integers] = []
+    for size in np.unique(sizes[sizes > 1]).tolist():
+        first, second = np.triu_indices(size, 1)
+        if size > MOST_PAIRED_HOSTS:
+            first, second = np.arange(size), (np.arange(size) + 1) % size
+        runs = np.flatnonzero(sizes == size)
+        own = host[edges[runs][:, None] + np.arange(size)]
+        one, other = own[:, first], own[:, second]
+        pair_codes.append((np.minimum(one, other) * hosts + np.maximum(one, other)).ravel())
+        pair_runs.append(np.repeat(runs, len(first)))
+    if not pair_codes:
+        return run, host, np.zeros(0, np.int64)
+    pairs, place, times = np.unique(np.concatenate(pair_codes), return_inverse=True, return_counts=True)
+    often = times >= FEWEST_SLOW
+    number = np.cumsum(often) - 1
+    kept = often[place]
+    member = np.concatenate([run, np.concatenate(pair_runs)[kept]])
+    candidate = np.concatenate([host, hosts + number[place][kept]])
+    return member, candidate, pairs[often]
+
+
+def _best(
+    member: Integers,
+    candidate: Integers,
+    left: Flags,
+    slow: Flags,
+    rate: tuple[Integers, Integers, Integers],
+    candidates: int,
+) -> tuple[int, Integers, int, int, float] | None:
+    """The candidate that explains most: its number, runs, how many, how many are slow, and how many would be."""
+    job, job_runs, job_slow = rate
+    inside = left[member]
+    runs, own = member[inside], candidate[inside]
+    count = np.bincount(own, minlength=candidates)
+    positives = np.bincount(own, weights=slow[runs], minlength=candidates)
+    usual = ((job_slow + 1) / (job_runs + 2))[job[runs]]
+    mean = np.bincount(own, weights=usual, minlength=candidates)
+    worth = (positives >= FEWEST_SLOW) & (positives >= LEAST_SLOW_SHARE * count) & (positives > mean)
+    if not worth.any():
+        return None
+    seen, expected = positives / np.maximum(count, 1), mean / np.maximum(count, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gain = positives * np.log(seen / expected) + np.where(
+            seen < 1, (count - positives) * np.log((1 - seen) / (1 - expected)), 0.0
+        )
+    number = int(np.argmax(np.where(worth, np.nan_to_num(gain, nan=-1.0), -1.0)))
+    chosen = np.sort(runs[own == number])
+    # Without the candidate's own runs: they must not count as usual.
+    without = np.bincount(job[chosen], minlength=len(job_runs))
+    without_slow = np.bincount(job[chosen], weights=slow[chosen], minlength=len(job_runs))
+    base = (job_slow - without_slow + 1) / (job_runs - without + 2)
+    return number, chosen, len(chosen), int(slow[chosen].sum()), float(base[job[chosen]].sum())
+
+
+def _row(
+    fleet: Fleet,
+    numbers: list[int],
+    own: Integers,
+    runs: Integers,
+    ratio: Floats,
+    mean: float,
+    chance: float,
+    p_value: float,
+    limit: int,
+) -> dict[str, Any]:
+    names = [fleet.names["host"][number] for number in numbers]
+    times = float(np.median(ratio[runs]))
+    exchange, step = fleet.phases_ms["exchange"][runs], fleet.step_ms[runs]
+    extra = np.clip(exchange * (1 - 1 / ratio[runs]) / np.where(step > 0, step, np.inf), 0.0, 1.0)
+    hours = known_hours(fleet)[runs][:, TRAINING].sum(axis=1)
+    both = f"{names[0]} and {names[1]} are in the same run" if len(names) == 2 else f"{names[0]} is in the run"
+    share = share_text(float(np.nan_to_num(extra).mean()))
+    return {
+        "hosts": names,
+        "kind": "slow_link" if len(names) == 2 else "slow_network",
+        "title": f"The exchange takes {times:.1f} times as long when {both} ({len(runs)} of {len(own)} runs), "
+        f"{share} of each step.",
+        "compared_runs": len(own),
+        "slow_runs": len(runs),
+        "expected_slow_runs": round(mean, 2),
+        "exchange_ratio": round(times, 3),
+        "confidence": round(1 - chance, 6),
+        "p_value": float(f"{p_value:.3g}"),
+        "gpu_hours_lost": rounded_hours(np.nansum(extra * hours)),
+        "last_slow_wall_ns": int(fleet.started_ns[runs[-1]]),
+        "run_count": len(runs),
+        "runs": [fleet.ids[run] for run in runs[::-1][:limit].tolist()],
+    }
