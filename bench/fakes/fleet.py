@@ -203,7 +203,9 @@ class FleetYear:
                 throttled = int(at[0]) if bad.throttled else throttled
         step = float(work.max()) + exchange
         wait = step - work
-        return self._documents(rng, number, day, job, hosts, work, wait, step, exchange, extra, phase, slow_host, throttled)
+        return self._documents(
+            rng, number, day, job, hosts, work, wait, step, exchange, extra, phase, slow_host, throttled
+        )
 
     def _documents(
         self,
@@ -250,10 +252,12 @@ class FleetYear:
         input_ms = job.shares["input"] * step
         own = {"input": input_ms, "forward": 0.35 * job.step_ms, "backward": 0.5 * job.step_ms, "optimizer": 4.0}
         means = {name: took + extra.get(name, 0.0) for name, took in own.items()} | {"comm": float(wait.mean())}
-        phases = {name: {"share": took / step, "mean_ms": round(took, 4), "device": None} for name, took in means.items()}
+        phases = {
+            name: {"share": took / step, "mean_ms": round(took, 4), "device": None} for name, took in means.items()
+        }
         findings = self._findings(names, work, step, phase, slow_host, throttled, seconds)
         images = ["train:25.01", *(change.image for change in self.image_changes if day >= change.day)]
-        meta = {
+        meta: dict[str, Any] = {
             "schema": 1,
             "name": f"run-{number:05}",
             "command": job.command,
@@ -270,7 +274,7 @@ class FleetYear:
             "git": {"commit": f"{sum(day >= since for since, _ in job.own_changes):040x}", "branch": "main"},
             "end": {"exit_code": 0, "status": status, "wall_ns": began_ns + int(seconds * 1e9)},
         }
-        summary = {
+        summary: dict[str, Any] = {
             "schema": 1,
             "run": {"name": meta["name"], "ended_wall_ns": meta["end"]["wall_ns"], "duration_s": seconds},
             "status": status,
@@ -337,7 +341,12 @@ class FleetYear:
         if throttled >= 0:
             gpu = {"node": names[throttled], "gpu": 0, "held_back_share": 0.4, "reasons": ["hw_thermal_slowdown"]}
             found.append(
-                {"kind": "gpu_throttled", "severity": "warning", "title": "A GPU is throttled.", "evidence": {"gpus": [gpu]}}
+                {
+                    "kind": "gpu_throttled",
+                    "severity": "warning",
+                    "title": "A GPU is throttled.",
+                    "evidence": {"gpus": [gpu]},
+                }
             )
         return found or [{"kind": "healthy", "severity": "info", "title": "Nothing is wrong.", "evidence": {}}]
 

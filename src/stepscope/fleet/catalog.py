@@ -10,9 +10,9 @@ and its line of a list as JSON), and ``runs``, ``run_hosts``, ``run_findings`` a
 ``number`` joins them.
 
 The run folders are the truth, the catalog is a copy: an update compares stamps (time, size and inode of ``run.json``,
-``summary.json``, ``findings.json`` and ``labels.json``) and reads only what changed, in one transaction.  A file that is
-damaged, of another version, or readable by others is made again.  DuckDB lets one process write, or several read, so
-every use is short and holds the lock: shared to read, exclusively to write.
+``summary.json``, ``findings.json`` and ``labels.json``) and reads only what changed, in one transaction.  A file
+that is damaged, of another version, or readable by others is made again.  DuckDB lets one process write, or several
+read, so every use is short and holds the lock: shared to read, exclusively to write.
 """
 
 from __future__ import annotations
@@ -207,7 +207,9 @@ class RunCatalog:
                 number += 1
                 done.read += 1
                 with suppress(NotARun):
-                    record = record_of(entry.url, run_facts(entry), read_meta(entry.path), load_summary(entry.path) or {})
+                    record = record_of(
+                        entry.url, run_facts(entry), read_meta(entry.path), load_summary(entry.path) or {}
+                    )
                     batch.records.append((number, record))
                 stamp = original.path.parent.name
                 batch.files.append(_file_row(number, str(archive.url), original, stamp))
@@ -282,7 +284,11 @@ class RunCatalog:
     def _connect(self, *, write: bool, update: Update) -> Any:
         import duckdb
 
-        config = {"threads": 2, "memory_limit": MEMORY, "autoinstall_known_extensions": False}
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "threads": 2,
+            "memory_limit": MEMORY,
+            "autoinstall_known_extensions": False,
+        }
         if self.path.exists():
             try:
                 self._check_owner()
@@ -435,7 +441,7 @@ def _read_run(batch: _Batch, path: Path, key: str, number: int, stamp: str, done
         entry = run_entry(path, meta=meta, summary=summary)
         record = record_of(_id_of(key, path.name), run_facts(entry), meta, summary)
     except NotARun as error:
-        problem: str | None = str(error)
+        problem = str(error)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with one run, the others are in the catalog
         problem = f"{path} cannot be read: {type(error).__name__}: {error}"
     else:

@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ALPHA", "corrected", "group_medians", "least_chance", "median_interval", "others_median", "spread"]
+__all__ = ["ALPHA", "corrected", "group_medians", "least_chance", "median_interval", "middle_excess", "spread"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -60,7 +60,7 @@ def group_medians(values: Floats, groups: Integers) -> Floats:
     if not len(values):
         return np.zeros(0)
     order = np.lexsort((values, groups))
-    first, last, _ = _bounds(groups[order])
+    first, last = _bounds(groups[order])
     middle = (first + last) / 2
     ordered = values[order]
     medians = (ordered[np.floor(middle).astype(int)] + ordered[np.ceil(middle).astype(int)]) / 2
@@ -69,31 +69,20 @@ def group_medians(values: Floats, groups: Integers) -> Floats:
     return out
 
 
-def others_median(values: Floats, groups: Integers) -> Floats:
-    """For each value the median of the other values of its group; NaN if there is none."""
-    if not len(values):
-        return np.zeros(0)
-    order = np.lexsort((values, groups))
-    first, last, place = _bounds(groups[order])
-    ordered, count, own = values[order], last - first + 1, place - first
-    low, high = (count - 2) // 2, (count - 1) // 2  # of the others, in order
-    alone = count < 2
-    lower = np.where(alone, place, first + np.maximum(low, 0) + (own <= low))
-    upper = np.where(alone, place, first + np.maximum(high, 0) + (own <= high))
-    upper = np.minimum(upper, last)
-    medians = np.where(alone, np.nan, (ordered[lower] + ordered[upper]) / 2)
-    out = np.empty(len(values))
-    out[order] = medians
-    return out
+def middle_excess(values: Floats, groups: Integers) -> Floats:
+    """How far each value is above the middle of its group; of two values, above the other.  NaN if it is alone."""
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    excess = values - group_medians(values, groups)
+    size = sizes[group] if len(values) else np.zeros(0, np.int64)
+    return np.where(size > 2, excess, np.where(size == 2, 2 * excess, np.nan))
 
 
-def _bounds(ordered: Integers) -> tuple[Integers, Integers, Integers]:
-    """For each element of grouped values, the first and last place of its group, and its own."""
-    place = np.arange(len(ordered))
+def _bounds(ordered: Integers) -> tuple[Integers, Integers]:
+    """For each element of grouped values, the first and last place of its group."""
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
     sizes = np.diff(np.r_[starts, len(ordered)])
     first = np.repeat(starts, sizes)
-    return first, first + np.repeat(sizes, sizes) - 1, place
+    return first, first + np.repeat(sizes, sizes) - 1
 
 
 def spread(values: Floats) -> float:
@@ -107,5 +96,4 @@ def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, fl
     count = len(ordered)
     half = NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(count) / 2
     low = max(math.floor(count / 2 - half), 0)
-    high = min(math.ceil(count / 2 + half), count - 1)
-    return float(np.median(ordered)), float(ordered[low]), float(ordered[high])
+    return float(np.median(ordered)), float(ordered[low]), float(ordered[count - 1 - low])

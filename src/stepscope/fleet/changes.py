@@ -1,11 +1,11 @@
 """Moments at which many jobs became slower or faster together, and what changed then.
 
 A series is the runs of one command with as many ranks on the same devices.  For each day and each series, the median
-step time of the runs before is compared with that of as many runs after it (8 to 40, a tenth of the series).  Whether a difference
-counts is decided by how far the series' successive runs differ.  One job changes for its own reasons, on many days; so
-how often a series has such a difference at all is its chance to have one on any given day.  A day on which more series
-changed in one direction than that explains, after correction for all days, is a change of the cluster.  The clearest is
-taken, removed from the series, and the rest is searched again.
+step time of the runs before is compared with that of as many runs after it (8 to 40, a tenth of the series).  Whether a
+difference counts is decided by how far the series' successive runs differ.  One job changes for its own reasons, on
+many days; so how often a series has such a difference at all is its chance to have one on any given day.  A day on
+which more series changed in one direction than that explains, after correction for all days, is a change of the
+cluster.  The clearest is taken, removed from the series, and the rest is searched again.
 
 What changed is whatever is recorded of the runs (image, driver, torch …) and differs between before and after in at
 least half of the series that changed.  It also dates the change: the first runs with the new value.
@@ -72,7 +72,7 @@ def change_rows(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
     first_ns = int(fleet.started_ns.min()) // DAY_NS * DAY_NS
     days_ns = first_ns + DAY_NS * np.arange((int(fleet.started_ns.max()) - first_ns) // DAY_NS + 1)
     found = [series for own in _runs_by_series(fleet) if (series := _series(fleet, own, days_ns)) is not None]
-    rows = []
+    rows: list[dict[str, Any]] = []
     while len(found) >= FEWEST_SERIES and len(rows) < MOST_CHANGES:
         row = _clearest(fleet, found, days_ns, limit)
         if row is None:
@@ -124,7 +124,8 @@ def _clearest(fleet: Fleet, found: list[_Series], days_ns: Integers, limit: int)
     known = np.isfinite(shifts)
     best: tuple[float, int, int, float] | None = None
     """Size, day, sign and probability."""
-    tested = 2 * int((known.sum(axis=0) >= FEWEST_SERIES).sum())
+    # Windows of neighboring days overlap: so many are independent, in two directions; twice, for those in between.
+    tested = 4 * round(max(len(series.runs) / series.window for series in found))
     for sign in (1, -1):
         beyond = known & (np.nan_to_num(shifts) * sign > limits[:, None])
         # How often a series changes at all; a change lasts as long as its windows, so the days are not independent.
@@ -182,7 +183,10 @@ def _row(
     from_ns, until_ns = _when(fleet, pairs, what)
     shares = np.expm1(np.array([found[at].shift[day] for at in changed]))
     share, low, high = median_interval(shares)
-    firsts = [runs[int(np.searchsorted(fleet.started_ns[runs], until_ns))] for runs in _reaching(fleet, found, changed, until_ns)]
+    firsts = [
+        runs[int(np.searchsorted(fleet.started_ns[runs], until_ns))]
+        for runs in _reaching(fleet, found, changed, until_ns)
+    ]
     hours = 0.0
     useful = known_hours(fleet)[:, 0]
     for at, own in zip(changed, shares.tolist(), strict=True):
@@ -231,7 +235,8 @@ def _what_changed(fleet: Fleet, pairs: list[tuple[Integers, Integers]]) -> list[
 
 
 def _usual(values: Integers) -> int:
-    return Counter(values.tolist()).most_common(1)[0][0]
+    number: int = Counter(values.tolist()).most_common(1)[0][0]
+    return number
 
 
 def _when(fleet: Fleet, pairs: list[tuple[Integers, Integers]], what: list[dict[str, Any]]) -> tuple[int, int]:
@@ -270,7 +275,9 @@ def _phase(fleet: Fleet, pairs: list[tuple[Integers, Integers]]) -> str | None:
 def _title(row: dict[str, Any]) -> str:
     day = time.strftime("%Y-%m-%d", time.gmtime(row["wall_ns"] / 1e9))
     where = f", most of it in {row['phase']}" if row["phase"] else ""
-    causes = [f"{each['name'].replace('_', ' ')} {each['before'] or '–'} → {each['after'] or '–'}" for each in row["what"][:3]]
+    causes = [
+        f"{each['name'].replace('_', ' ')} {each['before'] or '–'} → {each['after'] or '–'}" for each in row["what"][:3]
+    ]
     why = f": {', '.join(causes)}" if causes else "; nothing that is recorded of the runs changed"
     jobs = f"{row['changed_jobs']} of {count_text(row['jobs'], 'job')}"
     return f"{jobs} are {abs(row['change_share']):.1%} {row['direction']} since {day}{where}{why}."

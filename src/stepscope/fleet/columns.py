@@ -6,7 +6,7 @@ Hosts, jobs and series are numbers here; ``names`` of ``Fleet`` says what they a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,10 @@ class Fleet:
     """Runs that are still active."""
     unread: int = 0
     """Runs without hours: without a summary, or of unknown duration."""
+
+    def renamed(self, name: Callable[[str], str]) -> Fleet:
+        """The same with other IDs of the runs."""
+        return replace(self, ids=[name(id_) for id_ in self.ids])
 
 
 Execute = Callable[..., Any]

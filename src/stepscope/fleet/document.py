@@ -62,7 +62,7 @@ def fleet_document(
             "users": len(np.unique(fleet.user)),
             "gpu_hours": rounded_hours(total.sum()),
             "useful_share": useful_share(total),
-            "lost_gpu_hours": rounded_hours(lost(total)),
+            "lost_gpu_hours": rounded_hours(float(lost(total))),
             "headline": _headline(fleet, causes),
         },
         "causes": causes,

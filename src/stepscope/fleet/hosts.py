@@ -30,7 +30,7 @@ from stepscope.fleet.chance import (
     group_medians,
     least_chance,
     median_interval,
-    others_median,
+    middle_excess,
     spread,
 )
 from stepscope.fleet.columns import Fleet
@@ -51,6 +51,8 @@ FEWEST_AT_PLACE = 4
 MOST_AT_PLACE = 0.5
 """Of the runs of a place in a job, on one host."""
 LEAST_SPREAD = 0.002
+FEWEST_FOR_SPREAD = 24
+"""Hosts in runs of a job, to know what they usually differ by."""
 FEWEST_SLOW = 3
 """Slow runs of a suspect, whatever their probability."""
 TIMES_EXPECTED = 2.0
@@ -85,7 +87,7 @@ def _trials(fleet: Fleet) -> dict[str, NDArray[Any]]:
     group = (fleet.host_run * 4096 + np.minimum(fleet.host_ranks, 4095)) * kinds + fleet.host_device
     rows = np.flatnonzero(usable)
     work, own = np.log(fleet.host_work_ms[rows]), group[rows]
-    excess = work - others_median(work, own)
+    excess = middle_excess(work, own)
     rows, own, excess = rows[np.isfinite(excess)], own[np.isfinite(excess)], excess[np.isfinite(excess)]
     run, host = fleet.host_run[rows], fleet.host[rows]
     job = fleet.job[run]
@@ -117,8 +119,11 @@ def _without_place(
 
 
 def _is_slow(excess: Floats, group: Integers, job: Integers) -> Flags:
-    order = np.argsort(job, kind="stable")
-    edges = np.searchsorted(job[order], np.arange(int(job.max()) + 2)) if len(job) else np.zeros(1, int)
+    # Jobs that are hardly known share a spread.
+    count = np.bincount(job) if len(job) else np.zeros(0, int)
+    kind = np.where(count[job] >= FEWEST_FOR_SPREAD, job, -1)
+    order = np.argsort(kind, kind="stable")
+    edges = np.r_[0, np.flatnonzero(np.diff(kind[order])) + 1, len(order)]
     limit = np.full(len(excess), LEAST_SHARE)
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         if end > begin:
@@ -204,7 +209,9 @@ def _row(
     repaired = significant and _repaired(slow)
     training = known_hours(fleet)[runs][:, TRAINING].sum(axis=1)
     phases = Counter(phase for run in runs.tolist() if (phase := fleet.phase_of.get((run, number))))
-    uuids = [fleet.names["gpu"][gpu] for gpu, _ in Counter(fleet.host_gpu[trials["row"][chosen]].tolist()).most_common(8)]
+    uuids = [
+        fleet.names["gpu"][gpu] for gpu, _ in Counter(fleet.host_gpu[trials["row"][chosen]].tolist()).most_common(8)
+    ]
     row = {
         "host": fleet.names["host"][number],
         "suspect": bool(significant and not repaired),
@@ -256,5 +263,9 @@ def _title(row: dict[str, Any]) -> str:
     text = f"{row['host']} was the slowest host{where} in {recent}, {share_text(row['slowdown_share'])} each"
     if row["slow_share_without"] is None:
         return f"{text}."
-    without = "were not" if row["slow_share_without"] < 0.005 else f"had a slow host in {share_text(row['slow_share_without'])}"
+    without = (
+        "were not"
+        if row["slow_share_without"] < 0.005
+        else f"had a slow host in {share_text(row['slow_share_without'])}"
+    )
     return f"{text}; runs of these jobs without it {without}."

@@ -116,7 +116,8 @@ def host_hours_rows(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
 def _rows(
     fleet: Fleet, names: Sequence[str], groups: Integers, runs: Integers, hours: Floats, limit: int, unnamed: str
 ) -> list[dict[str, Any]]:
-    sums = np.stack([np.bincount(groups, weights=part, minlength=len(names)) for part in hours.T], axis=1)
+    columns = [np.bincount(groups, weights=part, minlength=len(names)).astype(np.float64) for part in hours.T]
+    sums: Floats = np.stack(columns, axis=1)
     order = np.argsort(-lost(sums), kind="stable") if len(names) else np.zeros(0, int)
     by_group = np.argsort(groups, kind="stable")
     edges = np.searchsorted(groups[by_group], np.arange(len(names) + 1))

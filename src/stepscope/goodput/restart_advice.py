@@ -20,7 +20,17 @@ from stepscope.flight.stacks import TRACEBACK_FRAME
 from stepscope.records.series import RankError, RunData
 from stepscope.records.text import count_text, named_ranks
 
-__all__ = ["DECISIONS", "EXIT_CODES", "HARDWARE", "REPETITIONS", "Advice", "AttemptEnd", "Decision", "advise", "ends_of"]
+__all__ = [
+    "DECISIONS",
+    "EXIT_CODES",
+    "HARDWARE",
+    "REPETITIONS",
+    "Advice",
+    "AttemptEnd",
+    "Decision",
+    "advise",
+    "ends_of",
+]
 
 Decision = Literal["restart", "restart_without_host", "stop", "none", "unknown"]
 

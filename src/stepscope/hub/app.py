@@ -36,7 +36,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stepscope.errors import NotARun, RunError, RunUnwritable, StepscopeError
-from stepscope.hub.api import alerts, captures, compare, incidents, samples, steps
+from stepscope.hub.api import alerts, captures, compare, fleet, incidents, samples, steps
 from stepscope.hub.api import runs as run_resources
 from stepscope.hub.api.auth import Readers, ReadersOnly, session_routes
 from stepscope.hub.api.resource import Parameter, Query, Resource, openapi, route_of
@@ -208,6 +208,7 @@ def resources_of(
         *samples.RESOURCES,
         compare.resource(),
         *compare.resources(),
+        fleet.resource(),
         *trace_resources(TraceDesk() if desk is None else desk),
         *run_resources.FILE_RESOURCES,
         Resource(

@@ -147,6 +147,11 @@ class Runs:
             return []
         return [self.root] if self._folders is None else list(self._folders().values())
 
+    @property
+    def of_several_folders(self) -> bool:
+        """Whether the ID of a run says in which folder it is."""
+        return self._folders is not None
+
     def live(self) -> list[OpenRun]:
         """Return the open runs; used for metrics."""
         return [self._single] if self._single is not None else list(self._opened.values())

@@ -366,7 +366,9 @@ def is_active(path: Path) -> bool:
     return launcher_alive(dict(read_meta(path))) or processes_alive(path)
 
 
-def run_entry(path: Path, *, meta: Mapping[str, Any] | None = None, summary: Mapping[str, Any] | None = None) -> RunEntry:
+def run_entry(
+    path: Path, *, meta: Mapping[str, Any] | None = None, summary: Mapping[str, Any] | None = None
+) -> RunEntry:
     """The run of a folder; ``meta`` and ``summary``: its documents, if they have been read."""
     meta = read_meta(path) if meta is None else meta
     summary = (load_summary(path) or {}) if summary is None else summary

@@ -124,6 +124,8 @@ def _begin(
         "python": sys.version.split()[0],
         "executable": sys.executable,
         "platform": _platform(),
+        "driver": _gpu_driver(),
+        "file_system": _file_system(Path.cwd()),
         "stepscope": version,
         "environment": kept_environment(environ),
         "session": str(session),
@@ -142,6 +144,39 @@ def _begin(
         except OSError as error:
             raise RunUnwritable(f"cannot write to {session}: {error.strerror}") from error
     write_meta(run_dir, meta)
+
+
+GPU_DRIVER = Path("/proc/driver/nvidia/version")
+MOUNTS = Path("/proc/self/mounts")
+_MOST_MOUNTS_BYTES = 1 << 20
+
+
+def _gpu_driver(path: Path = GPU_DRIVER) -> str | None:
+    """The version of NVIDIA's kernel module; None without one."""
+    try:
+        with path.open("rb") as file:
+            words = file.readline(1000).decode(errors="replace").split()
+    except OSError:
+        return None
+    return next((word for word in words if word[0].isdigit() and "." in word), None)
+
+
+def _file_system(folder: Path, mounts: Path = MOUNTS) -> str | None:
+    """The type of the file system that the job starts on (``ext4``, ``nfs4``, ``lustre``); None if not known."""
+    try:
+        with mounts.open("rb") as file:
+            lines = file.read(_MOST_MOUNTS_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    found, deepest = None, 0
+    for line in lines:
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        place = fields[1].replace("\\040", " ")
+        if (folder == Path(place) or Path(place) in folder.parents) and len(place) >= deepest:
+            found, deepest = fields[2], len(place)
+    return found
 
 
 def _platform() -> str:

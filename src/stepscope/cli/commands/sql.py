@@ -44,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("sql", metavar="SQL", help="the query (DuckDB's SQL)")
     parser.add_argument(
-        "--fleet", action="store_true", help="query the records of all your runs, or of these folders (`stepscope fleet`)"
+        "--fleet",
+        action="store_true",
+        help="query the records of all your runs, or of these folders (`stepscope fleet`)",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="comma-separated values instead of a table")

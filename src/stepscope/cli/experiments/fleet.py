@@ -44,6 +44,7 @@ HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 BAR_CELLS = 24
 ROWS = 15
 CAUSES_SHOWN = 3
+LEAST_SHOWN = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         type=run_or_url,
         nargs="*",
-        help="folders of runs and archives such as s3://bucket/prefix (default: all folders in which you recorded runs); "
+        help="folders of runs and archives such as s3://bucket/prefix (default: all folders that you recorded in); "
         f"or {EXCLUDE!r}, and then these",
     )
     parser.add_argument(
@@ -186,7 +187,7 @@ def _width() -> int | None:
 
 
 def _causes(document: Mapping[str, Any]) -> str:
-    rows = [row for row in document["causes"] if row["gpu_hours"]]
+    rows = [row for row in document["causes"] if row["gpu_hours"] >= LEAST_SHOWN]
     most = max((row["gpu_hours"] for row in rows), default=0.0)
     cells = [
         (row["name"], f"{row['gpu_hours']:,.1f}", share_text(row["share"]), bar(row["gpu_hours"] / most, BAR_CELLS))
@@ -217,7 +218,9 @@ def _hours_cells(document: Mapping[str, Any], row: Mapping[str, Any], most: floa
     total, parts = row["gpu_hours"], row["by_cause"]
     names = {each["cause"]: each["name"] for each in document["causes"]}
     lost = sorted((cause for cause in parts if cause != "useful"), key=lambda cause: -parts[cause])
-    causes = ", ".join(f"{names[cause]} {share_text(parts[cause] / total)}" for cause in lost[:CAUSES_SHOWN] if parts[cause])
+    causes = ", ".join(
+        f"{names[cause]} {share_text(parts[cause] / total)}" for cause in lost[:CAUSES_SHOWN] if parts[cause]
+    )
     useful = share_text(parts["useful"] / total) if total else "–"
     return f"{row['run_count']:,}", f"{total:,.1f}", useful, bar(total / most, BAR_CELLS // 2), causes
 

@@ -1,0 +1,129 @@
+"""Slow hosts, slow links and shared changes in simulated clusters: found, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fakes.fleet import BadHost, FleetYear, MadeRun
+from example_counts import seeds
+
+from stepscope.fleet.columns import Fleet
+from stepscope.fleet.document import fleet_document, suspect_hosts
+
+FleetFrom = Callable[[Iterable[MadeRun]], Fleet]
+
+
+@pytest.fixture(scope="module")
+def document(small_year: FleetYear, fleet_from: FleetFrom) -> dict[str, Any]:
+    return fleet_document(fleet_from(small_year.runs()), generated_wall_ns=1, limit=5)
+
+
+def test_the_slow_hosts_are_suspects_and_no_others(document: dict[str, Any]) -> None:
+    assert {row["host"] for row in document["hosts"] if row["suspect"]} == {"gpu-007", "gpu-023"}
+    assert set(suspect_hosts(document)) == {"gpu-007", "gpu-023"}
+    row = next(row for row in document["hosts"] if row["host"] == "gpu-007")
+    assert row["phase"] == "forward"
+    assert row["slowdown_low_share"] <= row["slowdown_share"] <= row["slowdown_high_share"]
+    assert 0.04 < row["slowdown_share"] < 0.10
+    assert row["slow_runs"] > 3 * row["expected_slow_runs"]
+    assert len(row["runs"]) == 5
+    assert row["run_count"] == row["slow_runs"]
+
+
+def test_the_slow_link_is_found_between_its_two_hosts(document: dict[str, Any]) -> None:
+    assert [(row["hosts"], row["kind"]) for row in document["links"]] == [(["gpu-015", "gpu-016"], "slow_link")]
+    assert 1.7 < document["links"][0]["exchange_ratio"] < 2.4
+
+
+def test_the_image_change_is_dated_and_named(document: dict[str, Any]) -> None:
+    (row,) = document["changes"]
+    assert row["what"][0]["name"] == "image"
+    assert (row["what"][0]["before"], row["what"][0]["after"]) == ("train:25.01", "train:25.06")
+    day = (row["wall_ns"] - 1_735_689_600_000_000_000) / 86_400e9
+    assert 150.5 <= day < 152
+    assert (row["direction"], row["phase"]) == ("slower", "forward")
+
+
+def test_the_throttled_gpu_is_listed_with_its_runs(document: dict[str, Any]) -> None:
+    (row,) = document["gpu_events"]
+    assert (row["host"], row["gpu_uuid"], row["kind"]) == ("gpu-023", "GPU-gpu-023-0", "throttled")
+    assert row["reasons"] == ["hw_thermal_slowdown"]
+
+
+def test_all_splits_add_up_to_the_whole(document: dict[str, Any]) -> None:
+    total = document["totals"]["gpu_hours"]
+    assert sum(row["gpu_hours"] for row in document["causes"]) == pytest.approx(total, abs=0.1)
+    splits = [document[f"by_{what}"] for what in ("job", "team", "user", "host")]
+    for rows in [*splits, document["over_time"]["rows"]]:
+        assert sum(row["gpu_hours"] for row in rows) == pytest.approx(total, abs=0.1)
+        assert all(sum(row["by_cause"].values()) == pytest.approx(row["gpu_hours"], abs=0.1) for row in rows)
+    assert sum(row["run_count"] for row in document["by_team"]) == 2000
+
+
+@pytest.mark.seeds
+def test_a_healthy_cluster_has_no_suspects(small_year: FleetYear, fleet_from: FleetFrom) -> None:
+    for seed in seeds(12):
+        year = replace(small_year, seed=100 + seed, count=1000, bad_hosts=(), bad_links=(), image_changes=())
+        document = fleet_document(fleet_from(year.runs()), generated_wall_ns=1)
+        assert suspect_hosts(document) == []
+        assert document["links"] == []
+        assert document["changes"] == []
+
+
+def test_a_repaired_host_is_not_a_suspect_any_more(small_year: FleetYear, fleet_from: FleetFrom) -> None:
+    year = replace(small_year, bad_hosts=(BadHost(host=7, slow=0.10),), bad_links=(), image_changes=())
+    begin, day = 1_735_689_600_000_000_000, 86_400_000_000_000
+    broken = [made for made in year.runs() if made.meta["created_wall_ns"] < begin + 150 * day]
+    healthy = replace(year, bad_hosts=()).runs()
+    runs = [*broken, *(made for made in healthy if made.meta["created_wall_ns"] >= begin + 150 * day)]
+    document = fleet_document(fleet_from(runs), generated_wall_ns=1)
+    row = next(row for row in document["hosts"] if row["host"] == "gpu-007")
+    assert (row["suspect"], row["repaired"]) == (False, True)
+    assert suspect_hosts(document) == []
+
+
+def made_run(number: int, job: str, works_ms: list[float], hosts: list[str]) -> MadeRun:
+    step = max(works_ms) + 5.0
+    ranks = [
+        {"rank": at, "host": host, "device": "cuda", "device_index": 0, "step_ms": step, "comm_ms": step - work}
+        for at, (host, work) in enumerate(zip(hosts, works_ms, strict=True))
+    ]
+    meta = {"name": f"run-{number}", "created_wall_ns": 10**18 + number * 10**13, "command": ["python", job], "host": "a"}
+    parts = {"goodput": {"parts": {"training": 3600.0}}, "step_time": {"mean_ms": step, "p50_ms": step}}
+    summary = {"status": "finished", "world_size": len(ranks), "ranks": ranks, **parts}
+    return MadeRun(name=meta["name"], meta={**meta, "git": {"commit": ""}}, summary=summary, tags=())
+
+
+def test_a_place_with_more_work_is_no_fault_of_its_host(fleet_from: FleetFrom) -> None:
+    """Rank 0 works more in every run, and the scheduler always puts it on host a."""
+    runs = [made_run(at, "train.py", [120.0, 100.0, 101.0, 99.0], ["a", "b", "c", "d"]) for at in range(200)]
+    assert suspect_hosts(fleet_document(fleet_from(runs), generated_wall_ns=1)) == []
+
+
+def test_a_host_that_is_slow_in_every_place_is_a_suspect(fleet_from: FleetFrom) -> None:
+    """Twelve runs of one job on three hosts in turn, one of which is slow."""
+    orders = [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+    runs = [
+        made_run(at, "train.py", [115.0 if host == "b" else 100.0 for host in orders[at % 3]], orders[at % 3])
+        for at in range(12)
+    ]
+    document = fleet_document(fleet_from(runs), generated_wall_ns=1)
+    assert suspect_hosts(document) == ["b"]
+    assert document["hosts"][0]["title"].startswith("b was the slowest host in 5 of its last 5 runs, 12% each")
+
+
+def test_a_host_that_is_slow_in_different_jobs_is_a_suspect_even_if_each_ran_once(fleet_from: FleetFrom) -> None:
+    words = ("red", "blue", "green", "cyan", "pink", "gray", "gold", "lime", "navy", "teal")
+    runs = [
+        made_run(at, f"{word}.py", [110.0, 100.0, 101.0], ["b", f"x{at}", f"y{at}"]) for at, word in enumerate(words)
+    ]
+    assert suspect_hosts(fleet_document(fleet_from(runs), generated_wall_ns=1)) == ["b"]
+
+
+def test_no_runs_make_an_empty_document(fleet_from: FleetFrom) -> None:
+    document = fleet_document(fleet_from([]), generated_wall_ns=1)
+    assert document["totals"]["headline"] == "0 runs; no hours are known."
+    assert (document["hosts"], document["links"], document["changes"], document["by_job"]) == ([], [], [], [])
