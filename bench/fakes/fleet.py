@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-__all__ = ["BadHost", "BadLink", "FleetYear", "ImageChange", "MadeRun"]
+__all__ = ["BadHost", "BadLink", "FleetYear", "ImageChange", "MadeRun", "write_run"]
 
 BEGIN_NS = 1_735_689_600_000_000_000
 """2025-01-01."""
@@ -95,6 +95,8 @@ class FleetYear:
     hosts: int = 200
     ranks_per_host: int = 8
     jobs: int = 40
+    own_changes: int = 3
+    """How often each job changes for its own reasons."""
     bad_hosts: Sequence[BadHost] = field(
         default=(
             BadHost(host=17, slow=0.08),
@@ -163,7 +165,9 @@ class FleetYear:
             exchange_noise=float(rng.uniform(0.02, 0.08)),
             transient=float(rng.choice([0.01, 0.05, 0.2], p=[0.6, 0.3, 0.1])),
             weight=float(rng.pareto(1.5) + 0.3),
-            own_changes=[(float(rng.uniform(0, self.days)), float(rng.normal(0, 0.06))) for _ in range(3)],
+            own_changes=[
+                (float(rng.uniform(0, self.days)), float(rng.normal(0, 0.06))) for _ in range(self.own_changes)
+            ],
         )
 
     # -- runs ---------------------------------------------------------------------------------------------------------

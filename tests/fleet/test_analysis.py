@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes.fleet import BadHost, FleetYear, MadeRun
 from example_counts import seeds
+from fakes.fleet import BadHost, FleetYear, MadeRun
 
 from stepscope.fleet.columns import Fleet
 from stepscope.fleet.document import fleet_document, suspect_hosts
@@ -65,8 +65,8 @@ def test_all_splits_add_up_to_the_whole(document: dict[str, Any]) -> None:
 
 @pytest.mark.seeds
 def test_a_healthy_cluster_has_no_suspects(small_year: FleetYear, fleet_from: FleetFrom) -> None:
-    for seed in seeds(12):
-        year = replace(small_year, seed=100 + seed, count=1000, bad_hosts=(), bad_links=(), image_changes=())
+    for seed in seeds(8):
+        year = replace(small_year, seed=100 + seed, count=600, bad_hosts=(), bad_links=(), image_changes=())
         document = fleet_document(fleet_from(year.runs()), generated_wall_ns=1)
         assert suspect_hosts(document) == []
         assert document["links"] == []
@@ -81,7 +81,8 @@ def test_a_repaired_host_is_not_a_suspect_any_more(small_year: FleetYear, fleet_
     runs = [*broken, *(made for made in healthy if made.meta["created_wall_ns"] >= begin + 150 * day)]
     document = fleet_document(fleet_from(runs), generated_wall_ns=1)
     row = next(row for row in document["hosts"] if row["host"] == "gpu-007")
-    assert (row["suspect"], row["repaired"]) == (False, True)
+    assert row["suspect"] is False
+    assert abs((row["repaired_wall_ns"] - begin) / day - 150) < 10
     assert suspect_hosts(document) == []
 
 
@@ -91,7 +92,12 @@ def made_run(number: int, job: str, works_ms: list[float], hosts: list[str]) -> 
         {"rank": at, "host": host, "device": "cuda", "device_index": 0, "step_ms": step, "comm_ms": step - work}
         for at, (host, work) in enumerate(zip(hosts, works_ms, strict=True))
     ]
-    meta = {"name": f"run-{number}", "created_wall_ns": 10**18 + number * 10**13, "command": ["python", job], "host": "a"}
+    meta = {
+        "name": f"run-{number}",
+        "created_wall_ns": 10**18 + number * 10**13,
+        "command": ["python", job],
+        "host": "a",
+    }
     parts = {"goodput": {"parts": {"training": 3600.0}}, "step_time": {"mean_ms": step, "p50_ms": step}}
     summary = {"status": "finished", "world_size": len(ranks), "ranks": ranks, **parts}
     return MadeRun(name=meta["name"], meta={**meta, "git": {"commit": ""}}, summary=summary, tags=())

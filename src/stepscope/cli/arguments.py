@@ -15,7 +15,7 @@ from stepscope.store.paths import META
 
 if TYPE_CHECKING:
     from stepscope.archive.location import ArchiveUrl
-    from stepscope.store.catalog import RunEntry
+    from stepscope.store.catalog import KnownRuns, RunEntry
 
 __all__ = [
     "RUNS_FOLDER",
@@ -62,6 +62,8 @@ def existing(path: Path) -> Path:
 RUN_HELP = "a run directory, or the name of one in runs/ (default: the newest run in runs/)"
 RUN_OR_URL_HELP = "a run directory, the name of one in runs/, or an archived run (default: the newest run in runs/)"
 RUNS_FOLDER = Path("runs")
+MANY_RUNS = 1000
+"""Of a folder, from which on loading the catalog is faster than reading them."""
 
 
 _SHORTENED_URL = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
@@ -135,10 +137,19 @@ def runs_of_folder(folder: Path | ArchiveUrl) -> list[RunEntry]:
     if folder != RUNS_FOLDER and not existing(folder).is_dir():
         raise UsageError(f"{folder} is not a folder")
     with progress_bar("reading runs") as tell:
-        entries, problems = list_runs(folder, progress=tell)
+        entries, problems = list_runs(folder, known=_known(folder), progress=tell)
     for problem in problems:
         say(problem)
     return entries
+
+
+def _known(folder: Path) -> KnownRuns:
+    """What `stepscope fleet` read of a large folder."""
+    if len(names_in(folder)) < MANY_RUNS:
+        return {}
+    from stepscope.fleet.catalog import known_runs
+
+    return known_runs(folder, os.environ)
 
 
 def _runs_of_archive(url: ArchiveUrl) -> list[RunEntry]:

@@ -44,15 +44,15 @@ from stepscope.fleet.record import (
 )
 from stepscope.records.files import private_folder
 from stepscope.records.text import Progress, no_progress
-from stepscope.store.catalog import ACTIVE, RunEntry, Stamp, known_stamp, run_entry
+from stepscope.store.catalog import ACTIVE, KnownRuns, RunEntry, known_stamp, run_entry
 from stepscope.store.documents import load_summary, read_meta
 from stepscope.store.sealed.sql import QUERY_S, QueryResult, ask
-from stepscope.store.user_runs import state_path
+from stepscope.store.user_runs import folder_tag, state_path
 
 if TYPE_CHECKING:
     from stepscope.archive.cache import Archive
 
-__all__ = ["RunCatalog", "Update", "catalog_path", "fleet_of"]
+__all__ = ["RunCatalog", "Update", "catalog_path", "fleet_of", "known_runs"]
 
 VERSION = 1
 """Of the tables; a catalog of another version is made again."""
@@ -99,6 +99,10 @@ class Update:
     """A sentence for each run that could not be read."""
 
 
+class _Damaged(Exception):
+    """DuckDB could not read the file."""
+
+
 @dataclass(kw_only=True)
 class _Batch:
     """Rows to be written."""
@@ -134,6 +138,15 @@ class RunCatalog:
 
         Rows of other folders stay.  RunError if the file cannot be written.
         """
+        try:
+            return self._update(folders, archives, progress)
+        except _Damaged as error:  # found while it was read
+            self._discard()
+            done = self._update(folders, archives, progress)
+            done.rebuilt = str(error)
+            return done
+
+    def _update(self, folders: Mapping[str, Path], archives: Sequence[Archive], progress: Progress) -> Update:
         done = Update()
         with self._open(write=True, update=done) as con:
             known = _known_files(con)
@@ -150,9 +163,16 @@ class RunCatalog:
                     number = self._update_archive(con, archive, known.get(key, {}), number, done, share)
                 con.execute("COMMIT")
             except BaseException:
-                con.execute("ROLLBACK")
+                with suppress(Exception):  # what failed is reported; closing rolls back, too
+                    con.execute("ROLLBACK")
                 raise
         return done
+
+    def _discard(self) -> None:
+        """Remove a damaged file."""
+        with self._locked(exclusive=True):
+            for path in (self.path, self.path.with_name(f"{self.path.name}.wal")):
+                path.unlink(missing_ok=True)
 
     def _update_folder(
         self, con: Any, key: str, folder: Path, known: _Known, number: int, done: Update, progress: Progress
@@ -220,10 +240,10 @@ class RunCatalog:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def entries(self, key: str, folder: Path) -> dict[str, tuple[Stamp, RunEntry]]:
+    def entries(self, key: str, folder: Path) -> KnownRuns:
         """The finished runs of a folder as the last update saw them, for ``list_runs(known=)``; empty without any."""
-        found: dict[str, tuple[Stamp, RunEntry]] = {}
-        with self._open(write=False) as con:
+        found = KnownRuns()
+        with self._reading() as con:
             if con is None:
                 return found
             rows = con.execute(
@@ -236,7 +256,7 @@ class RunCatalog:
 
     def fleet(self, keys: Iterable[str] | None = None, *, since_wall_ns: int | None = None) -> Fleet:
         """The runs of these folders (all) that started since then, as arrays."""
-        with self._open(write=False) as con:
+        with self._reading() as con:
             if con is None:
                 return Fleet()
             chosen = None if keys is None else list(keys)
@@ -251,7 +271,7 @@ class RunCatalog:
 
         with duckdb.connect(config={"threads": 2}) as con:
             _make_tables(con)
-            with self._open(write=False) as own:
+            with self._reading() as own:
                 if own is None:
                     raise UsageError("there is no catalog yet; `stepscope fleet` makes it")
                 own.close()
@@ -267,8 +287,23 @@ class RunCatalog:
     # -- the file -----------------------------------------------------------------------------------------------------
 
     @contextmanager
+    def _reading(self) -> Iterator[Any]:
+        """A connection to read; None if there is no catalog that can be used.  RunError if it turns out damaged."""
+        try:
+            with self._open(write=False) as con:
+                yield con
+        except _Damaged as error:
+            self._discard()
+            raise RunError(f"the catalog was damaged and has been removed ({error}); try again") from error
+
+    @contextmanager
     def _open(self, *, write: bool, update: Update | None = None) -> Iterator[Any]:
-        """A connection while the lock is held; to read: None if there is no catalog that can be used."""
+        """A connection while the lock is held; to read: None if there is no catalog that can be used.
+
+        _Damaged if DuckDB fails to read it meanwhile.
+        """
+        import duckdb
+
         try:
             private_folder(self.path.parent)
             with self._locked(exclusive=write):
@@ -278,6 +313,8 @@ class RunCatalog:
                 finally:
                     if con is not None:
                         con.close()
+        except duckdb.Error as error:
+            raise _Damaged(str(error).splitlines()[0]) from error
         except OSError as error:
             raise RunError(f"the catalog {self.path} cannot be used: {error.strerror or error}") from error
 
@@ -467,6 +504,18 @@ def _file_row(number: int, key: str, entry: RunEntry, stamp: str) -> dict[str, A
 def _share(progress: Progress, place: int, places: int) -> Progress:
     """Progress of one of several folders, as if all had as many runs."""
     return lambda done, total: progress(place * max(total, 1) + done, places * max(total, 1))
+
+
+# -- lists ------------------------------------------------------------------------------------------------------------
+
+
+def known_runs(folder: Path, environ: Mapping[str, str]) -> KnownRuns:
+    """What the user's catalog knows of a folder, for ``list_runs``; empty if there is none, or it is in use."""
+    path = catalog_path(environ)
+    try:
+        return RunCatalog(path, wait_s=0.0).entries(folder_tag(folder), folder) if path.exists() else {}
+    except (OSError, RunError):
+        return {}
 
 
 # -- records without folders ------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ alike, and what slows all hosts does not count.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import Any
 
@@ -58,7 +57,8 @@ FEWEST_SLOW = 3
 TIMES_EXPECTED = 2.0
 """A suspect was slow so many times as often as expected: a tiny but certain excess is not worth a node."""
 REPAIRED = 0.01
-"""If as many fast runs in a row at the end are less likely than this, the host was repaired."""
+"""If so few slow runs at the end are less likely than this, over all moments, the host was repaired."""
+FEWEST_FAST = 5
 LAST = 5
 MOST_ROWS = 100
 TRAINING = [list(CAUSES).index(cause) for cause in ("useful", "slow_rank", "input", "exchange")]
@@ -206,7 +206,8 @@ def _row(
     chance = corrected(test["p"], tested)
     unlikely = chance <= ALPHA and test["positives"] >= FEWEST_SLOW
     significant = unlikely and test["positives"] >= TIMES_EXPECTED * test["mean"]
-    repaired = significant and _repaired(slow)
+    usual = test["mean"] / test["trials"] if test["trials"] else 0.0
+    since = _repaired(slow, usual) if significant else None
     training = known_hours(fleet)[runs][:, TRAINING].sum(axis=1)
     phases = Counter(phase for run in runs.tolist() if (phase := fleet.phase_of.get((run, number))))
     uuids = [
@@ -214,8 +215,8 @@ def _row(
     ]
     row = {
         "host": fleet.names["host"][number],
-        "suspect": bool(significant and not repaired),
-        "repaired": bool(repaired),
+        "suspect": bool(significant and since is None),
+        "repaired_wall_ns": None if since is None else int(fleet.started_ns[trials["run"][own[since]]]),
         "kind": "slow_host",
         "compared_runs": len(own),
         "slow_runs": int(slow.sum()),
@@ -247,18 +248,29 @@ def _step_shares(fleet: Fleet, rows: Integers, excess: Floats, runs: Integers) -
     return np.clip(extra_ms / np.where(np.isfinite(step_ms) & (step_ms > 0), step_ms, np.inf), 0.0, 1.0)
 
 
-def _repaired(slow: Flags) -> bool:
-    """Whether so many fast runs at the end would be unlikely if it were as slow as before."""
-    last = int(np.flatnonzero(slow)[-1])
-    rate = float(slow[: last + 1].mean())
-    after = len(slow) - last - 1
-    return after >= FEWEST_SLOW and (rate >= 1 or after * math.log1p(-rate) < math.log(REPAIRED))
+def _repaired(slow: Flags, usual: float) -> int | None:
+    """Since which of its runs the host is as fast as others; None: it is not.
+
+    ``usual``: the share of slow runs by chance.  Slow runs after that would be too few if it were as slow as before.
+    """
+    count = len(slow)
+    total = np.cumsum(slow)
+    best, since = REPAIRED / max(count, 1), None
+    for cut in range(FEWEST_SLOW, count - FEWEST_FAST + 1):
+        before, after = int(total[cut - 1]), int(total[-1] - total[cut - 1])
+        left = count - cut
+        if before < FEWEST_SLOW or after > TIMES_EXPECTED * usual * left:
+            continue
+        chance = least_chance(left - after, left, left * (1 - before / cut))
+        if chance < best:
+            best, since = chance, cut
+    return since
 
 
 def _title(row: dict[str, Any]) -> str:
     where = f" in {row['phase']}" if row["phase"] else ""
     recent = f"{row['last_slow_runs']} of its last {count_text(row['last_runs'], 'run')}"
-    if row["last_slow_runs"] * 2 < row["last_runs"] or row["repaired"]:
+    if row["last_slow_runs"] * 2 < row["last_runs"] or row["repaired_wall_ns"]:
         recent = f"{row['slow_runs']:,} of {count_text(row['compared_runs'], 'run')}"
     text = f"{row['host']} was the slowest host{where} in {recent}, {share_text(row['slowdown_share'])} each"
     if row["slow_share_without"] is None:

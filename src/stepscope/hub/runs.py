@@ -13,6 +13,7 @@ thread-safe: everything else runs in one event loop.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
@@ -42,6 +43,8 @@ __all__ = ["OpenPolicy", "Runs", "changed_of", "final_of", "load_open", "open_ah
 
 MOST_JUDGED = 64
 """Active runs that are not open and that metrics show."""
+MANY_RUNS = 1000
+"""Of a folder, from which on loading the catalog is faster than reading them."""
 REQUESTED_S = 30.0
 """How long an active run is followed after the last request for it."""
 _WATCHED = (META, SUMMARY, EVENTS, STEPS, INBOX, NODES)
@@ -312,12 +315,22 @@ class Runs:
         if self._names:
             return [run_entry(self.root / name) for name in sorted(self._names)]
         folders = self.folders()
-        entries = [
-            entry
-            for folder in folders
-            for entry in list_runs(folder, known=self._listed.setdefault(folder, KnownRuns()))[0]
-        ]
+        entries = [entry for folder in folders for entry in list_runs(folder, known=self._known(folder))[0]]
         return entries if len(folders) == 1 else sorted(entries, key=lambda one: one.created_wall_ns, reverse=True)
+
+    def _known(self, folder: Path) -> KnownRuns:
+        """What was listed before; the first time, what the user's catalog has of a large folder."""
+        known = self._listed.get(folder)
+        if known is None:
+            many = folder.is_dir() and sum(1 for _ in folder.iterdir()) >= MANY_RUNS
+            known = self._listed[folder] = _catalog_of(folder) if many else KnownRuns()
+        return known
+
+
+def _catalog_of(folder: Path) -> KnownRuns:
+    from stepscope.fleet.catalog import known_runs  # loads DuckDB
+
+    return known_runs(folder, os.environ)
 
 
 def final_of(path: Path) -> FinalSummary:

@@ -227,7 +227,7 @@ def _hours_cells(document: Mapping[str, Any], row: Mapping[str, Any], most: floa
 
 def _hosts(document: Mapping[str, Any]) -> str:
     suspects = [row for row in document["hosts"] if row["suspect"]]
-    repaired = [row for row in document["hosts"] if row["repaired"]]
+    repaired = [row for row in document["hosts"] if row["repaired_wall_ns"]]
     if not suspects and not repaired:
         return "No host was the slow one more often than by chance."
     lines = []
@@ -248,7 +248,7 @@ def _hosts(document: Mapping[str, Any]) -> str:
         ]
         lines = [format_table(heads, cells, numeric=(1, 2, 3, 5, 6), width=_width(), left_out=(6, 2), least=10), ""]
     lines += [f"▲ {row['title']}" for row in suspects[:5]]
-    lines += [f"✔ Not slow any more since {_day(row['last_slow_wall_ns'])}: {row['title']}" for row in repaired[:5]]
+    lines += [f"✔ Not slow any more since {_day(row['repaired_wall_ns'])}: {row['title']}" for row in repaired[:5]]
     return "\n".join(lines)
 
 
