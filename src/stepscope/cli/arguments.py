@@ -62,8 +62,6 @@ def existing(path: Path) -> Path:
 RUN_HELP = "a run directory, or the name of one in runs/ (default: the newest run in runs/)"
 RUN_OR_URL_HELP = "a run directory, the name of one in runs/, or an archived run (default: the newest run in runs/)"
 RUNS_FOLDER = Path("runs")
-MANY_RUNS = 1000
-"""Of a folder, from which on loading the catalog is faster than reading them."""
 
 
 _SHORTENED_URL = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
@@ -127,8 +125,11 @@ def _fetched(url: ArchiveUrl) -> Path:
         return Archive(url.parent, os.environ).run(url.name, progress=progress)
 
 
-def runs_of_folder(folder: Path | ArchiveUrl) -> list[RunEntry]:
-    """The runs in it, newest first, read with a progress bar; what cannot be read is reported."""
+def runs_of_folder(folder: Path | ArchiveUrl, *, known: KnownRuns | None = None) -> list[RunEntry]:
+    """The runs in it, newest first, read with a progress bar; what cannot be read is reported.
+
+    ``known``: finished runs that need not be read if they are unchanged.
+    """
     from stepscope.cli.output import progress_bar
     from stepscope.store.catalog import list_runs
 
@@ -137,19 +138,10 @@ def runs_of_folder(folder: Path | ArchiveUrl) -> list[RunEntry]:
     if folder != RUNS_FOLDER and not existing(folder).is_dir():
         raise UsageError(f"{folder} is not a folder")
     with progress_bar("reading runs") as tell:
-        entries, problems = list_runs(folder, known=_known(folder), progress=tell)
+        entries, problems = list_runs(folder, known=known, progress=tell)
     for problem in problems:
         say(problem)
     return entries
-
-
-def _known(folder: Path) -> KnownRuns:
-    """What `stepscope fleet` read of a large folder."""
-    if len(names_in(folder)) < MANY_RUNS:
-        return {}
-    from stepscope.fleet.catalog import known_runs
-
-    return known_runs(folder, os.environ)
 
 
 def _runs_of_archive(url: ArchiveUrl) -> list[RunEntry]:

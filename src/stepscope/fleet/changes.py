@@ -13,9 +13,9 @@ least half of the series that changed.  It also dates the change: the first runs
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -273,7 +273,7 @@ def _phase(fleet: Fleet, pairs: list[tuple[Integers, Integers]]) -> str | None:
 
 
 def _title(row: dict[str, Any]) -> str:
-    day = time.strftime("%Y-%m-%d", time.gmtime(row["wall_ns"] / 1e9))
+    day = datetime.fromtimestamp(row["wall_ns"] / 1e9, timezone.utc).strftime("%Y-%m-%d")
     where = f", most of it in {row['phase']}" if row["phase"] else ""
     causes = [
         f"{each['name'].replace('_', ' ')} {each['before'] or '–'} → {each['after'] or '–'}" for each in row["what"][:3]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 from stepscope.goodput.restart_advice import HARDWARE
@@ -182,9 +181,11 @@ def record_of(run: str, facts: Document, meta: Document, summary: Document) -> R
 def job_of(command: Sequence[str], world: int) -> str:
     """What runs of one job have in common: the command without its interpreter, folders and numbers, and the ranks."""
     words = [word for word in command if word]
-    if words and PurePath(words[0]).name.startswith("python"):
+    if words and words[0].rpartition("/")[2].startswith("python"):
         words = words[1:]
-    shown = [PurePath(word).name if "/" in word and not word.startswith("-") else word for word in words]
+    shown = [
+        word.rstrip("/").rpartition("/")[2] if "/" in word and not word.startswith("-") else word for word in words
+    ]
     text = re.sub(r"\d+", "#", " ".join(shown))
     return f"{text[:LONGEST_JOB] or 'unknown'} · {world} rank{'' if world == 1 else 's'}"
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepscope.cli.arguments import RUNS_FOLDER, count, run_or_url, runs_of_folder
+from stepscope.cli.catalog import catalog_runs
 from stepscope.cli.output import format_table
 from stepscope.errors import UsageError
 from stepscope.records.text import count_text, did_you_mean, printable
@@ -89,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    entries = runs_of_folder(args.dir)
+    entries = runs_of_folder(args.dir, known=catalog_runs(args.dir))
     tagged = [entry for entry in entries if set(args.tag or ()) <= set(entry.labels.tags)]
     found = sorted(_with_status(tagged, args.status), key=ORDERS[args.sort])
     shown = found[: args.limit]

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _query_fleet(paths: Sequence[Path | ArchiveUrl], sql: str, limit_s: float) -> QueryResult:
     """On the catalog: all its runs, or those of these folders."""
-    from stepscope.cli.experiments.fleet import catalog_folders, updated_catalog
+    from stepscope.cli.catalog import catalog_folders, updated_catalog
 
     folders, archives = catalog_folders(paths)
     catalog, problems = updated_catalog(folders, archives)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import sys
@@ -13,15 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.archive.location import ArchiveUrl
-from stepscope.cli.arguments import RUNS_FOLDER, age, existing, run_or_url
-from stepscope.cli.output import format_table, progress_bar
-from stepscope.errors import UsageError
+from stepscope.cli.arguments import age, run_or_url
+from stepscope.cli.catalog import catalog_folders, updated_catalog
+from stepscope.cli.output import format_table
 from stepscope.records.text import count_text, printable, say, share_text
 from stepscope.reports.layout import bar
-from stepscope.store.user_runs import folder_tag, known_folders
 
-__all__ = ["EPILOG", "HELP", "add_arguments", "catalog_folders", "run", "updated_catalog"]
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
 HELP = "show what GPU hours were spent on over all runs, and which hosts, links and changes made jobs slow"
 EPILOG = """\
@@ -90,39 +87,6 @@ def run(args: argparse.Namespace) -> int:
         say(problem)
     print(printable("\n\n".join(_sections(document, args.by)), keep="\n"))
     return 0
-
-
-def catalog_folders(paths: Sequence[Path | ArchiveUrl]) -> tuple[dict[str, Path], list[ArchiveUrl]]:
-    """The folders by their key in the catalog, and the archives; without paths all folders of this user's runs."""
-    if not paths:
-        folders = known_folders(os.environ)
-        if RUNS_FOLDER.is_dir():
-            folders.setdefault(folder_tag(RUNS_FOLDER), RUNS_FOLDER.resolve())
-        if not folders:
-            raise UsageError("no runs yet; name a folder of runs, or record one with `stepscope run`")
-        return folders, []
-    found: dict[str, Path] = {}
-    for path in paths:
-        if isinstance(path, Path):
-            if not existing(path).is_dir():
-                raise UsageError(f"{path} is not a folder")
-            if (path / "run.json").exists():
-                raise UsageError(f"{path} is a run; name the folder that it is in")
-            found[folder_tag(path)] = path.resolve()
-    return found, [path for path in paths if not isinstance(path, Path)]
-
-
-def updated_catalog(folders: Mapping[str, Path], archives: Sequence[ArchiveUrl]) -> tuple[Any, list[str]]:
-    """The user's catalog, brought up to date, and a sentence for each run that could not be read."""
-    from stepscope.archive.cache import Archive
-    from stepscope.fleet.catalog import RunCatalog
-
-    catalog = RunCatalog.of_user(os.environ)
-    with progress_bar("reading runs") as progress:
-        update = catalog.update(folders, [Archive(url, os.environ) for url in archives], progress=progress)
-    if update.rebuilt:
-        say(f"the catalog was made again: {update.rebuilt}")
-    return catalog, update.problems
 
 
 # -- exclude list -----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 
 from stepscope.archive.location import ArchiveUrl
 from stepscope.cli.arguments import RUNS_FOLDER, count, run_or_url, runs_of_folder
+from stepscope.cli.catalog import catalog_runs
 from stepscope.cli.output import format_table, progress_bar
 from stepscope.errors import UsageError
 from stepscope.records.text import count_text, ms_text, printable
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from stepscope.comparison.history import history_document, history_points, same_job
 
-    entries = runs_of_folder(args.dir)
+    entries = runs_of_folder(args.dir, known=catalog_runs(args.dir))
     found = [entry for entry in entries if _matches(entry, args.tag or (), args.name)]
     if not found:
         filtered = " with that name or tag" if entries else ""
