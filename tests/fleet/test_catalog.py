@@ -51,8 +51,8 @@ def test_only_what_changed_is_read_again(catalog: RunCatalog, runs: Path) -> Non
     assert (first.runs, first.read, first.removed, first.problems) == (30, 30, 0, [])
     before = counts(catalog)
     assert before[:2] == (30, 30)
-    again = catalog.update({"here": runs})
-    assert (again.runs, again.read) == (30, 0)
+    second = catalog.update({"here": runs})
+    assert (second.runs, second.read) == (30, 0)
     change_labels(runs / "run-00003", add=["team:blue"])
     shutil.rmtree(runs / "run-00004")
     changed = catalog.update({"here": runs})
@@ -85,8 +85,8 @@ def test_a_run_that_cannot_be_read_is_a_problem_until_it_changes(catalog: RunCat
     (runs / "run-00001" / "run.json").write_text("{")
     problem = f"{runs / 'run-00001' / 'run.json'} is damaged or cut off: it is not valid JSON"
     assert catalog.update({"here": runs}).problems == [problem]
-    again = catalog.update({"here": runs})
-    assert (again.read, again.problems) == (0, [problem])
+    second = catalog.update({"here": runs})
+    assert (second.read, second.problems) == (0, [problem])
     made = next(made for made in YEAR.runs() if made.name == "run-00001")
     (runs / "run-00001" / "run.json").write_text(json.dumps(made.meta))
     assert catalog.update({"here": runs}).problems == []

@@ -12,7 +12,7 @@ from stepscope.fleet.record import CAUSES, hours_column, record_of, team_of
 PARTS = {"start_up": 300.0, "training": 3000.0, "evaluation": 100.0, "checkpoint": 50.0, "hang": 100.0, "lost": 50.0}
 FACTS = {
     "created_wall_ns": 10**18,
-    "command": ["/opt/bin/python3.12", "/home/anna/jobs/train.py", "--seed", "17", "--out", "/data/run-3"],
+    "command": ["/opt/bin/python3.12", "/opt/jobs/train.py", "--seed", "17", "--out", "/data/run-3"],
     "host": "a",
     "tags": ["baseline", "team:vision"],
     "status": "finished",

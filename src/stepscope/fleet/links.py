@@ -114,17 +114,17 @@ def _candidates(fleet: Fleet, usable: Flags) -> tuple[Integers, Integers, Intege
             first, second = np.arange(size), (np.arange(size) + 1) % size
         runs = np.flatnonzero(sizes == size)
         own = host[edges[runs][:, None] + np.arange(size)]
-        one, other = own[:, first], own[:, second]
-        pair_codes.append((np.minimum(one, other) * hosts + np.maximum(one, other)).ravel())
+        left, right = own[:, first], own[:, second]
+        pair_codes.append((np.minimum(left, right) * hosts + np.maximum(left, right)).ravel())
         pair_runs.append(np.repeat(runs, len(first)))
     if not pair_codes:
         return run, host, np.zeros(0, np.int64)
     pairs, place, times = np.unique(np.concatenate(pair_codes), return_inverse=True, return_counts=True)
     often = times >= FEWEST_SLOW
     number = np.cumsum(often) - 1
-    kept = often[place]
-    member = np.concatenate([run, np.concatenate(pair_runs)[kept]])
-    candidate = np.concatenate([host, hosts + number[place][kept]])
+    tested = often[place]
+    member = np.concatenate([run, np.concatenate(pair_runs)[tested]])
+    candidate = np.concatenate([host, hosts + number[place][tested]])
     return member, candidate, pairs[often]
 
 

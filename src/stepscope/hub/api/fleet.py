@@ -25,13 +25,13 @@ __all__ = ["resource"]
 
 DAY_NS = 86_400_000_000_000
 FRESH_S = 10.0
-KEPT = 8
+MOST_DOCUMENTS = 8
 MOST_LISTED = 100
 LONGEST_DAYS = 36_500
 
 
 def resource() -> Resource:
-    kept: OrderedDict[tuple[int | None, int], tuple[float, dict[str, Any]]] = OrderedDict()
+    documents: OrderedDict[tuple[int | None, int], tuple[float, dict[str, Any]]] = OrderedDict()
     making = asyncio.Lock()
 
     async def answer(query: Query) -> Mapping[str, Any]:
@@ -39,7 +39,7 @@ def resource() -> Resource:
             raise ApiError(403, "this token is for one run")
         wanted = query.values["since_days"], query.values["limit"]
         async with making:
-            known = kept.get(wanted)
+            known = documents.get(wanted)
             if known is None or time.monotonic() >= known[0]:
                 began_s = time.monotonic()
                 try:
@@ -47,10 +47,10 @@ def resource() -> Resource:
                 except RunError as error:
                     raise ApiError(503, str(error)) from error
                 took_s = time.monotonic() - began_s
-                kept[wanted] = known = began_s + max(FRESH_S, took_s / READING_SHARE), document
-            kept.move_to_end(wanted)
-            while len(kept) > KEPT:
-                kept.popitem(last=False)
+                documents[wanted] = known = began_s + max(FRESH_S, took_s / READING_SHARE), document
+            documents.move_to_end(wanted)
+            while len(documents) > MOST_DOCUMENTS:
+                documents.popitem(last=False)
         return known[1]
 
     return Resource(
