@@ -169,7 +169,7 @@ def test_a_named_token_reads_but_does_not_change(server: Callable[..., Hub], tmp
     assert count == len(READING_TOOLS) + len(CHANGING_TOOLS)
     assert (result.is_error, result.content[0].text) == (
         True,
-        "only the server's own token may change anything; named tokens read",
+        "you need the role label for this, or the server's own token",
     )
     status, text = _post(hub, Authorization=f"Bearer {tokens['the run night']}")
     assert (status, "this token is for the run night only" in text) == (403, True)

@@ -69,6 +69,7 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "cost_share": None,
         "duration_s": (ended_ns - 1_700_000_000 * 10**9) / 1e9,
         "host": platform.node(),
+        "user": read_meta(runs / "old")["user"],
         "command": ["x"],
         "commit": "",
         "branch": "",

@@ -7,6 +7,7 @@
  *     #/run/night/capture/step-340?view=kernels&rank=3     a capture of it
  *     #/compare/night/morning                  up to eight; the first is the baseline
  *     #/sweep/fsdp2                            a sweep
+ *     #/fleet?days=30                          what all runs lost, to what, and on which host
  *     #/trace/traces?view=kernels&rank=3       a folder of traces
  *
  * The route is in the fragment, which works below any path and in a file. It is untrusted input: invalid parts are
@@ -14,7 +15,7 @@
  */
 
 export interface Route {
-  screen: "list" | "run" | "incident" | "capture" | "compare" | "sweep" | "trace";
+  screen: "list" | "run" | "incident" | "capture" | "compare" | "sweep" | "trace" | "fleet";
   /** Of the screen of a sweep or of traces: its ID. */
   runs: string[];
   /** The visible steps; null: all, including new ones. */
@@ -30,6 +31,8 @@ export interface Route {
   view?: string | null;
   /** The rank that is compared with the other. */
   peer?: number | null;
+  /** Of the fleet: how many days back; missing: all. */
+  days?: number | null;
   /** The address was empty: the list was not requested explicitly. */
   bare: boolean;
   /** How the list is filtered and sorted; missing: all, newest first. */
@@ -60,12 +63,14 @@ export function readRoute(hash: string): Route {
   }
   if (screen === "trace" && runs.length === 1) return { screen, runs, ...NOWHERE, rank, ...traced };
   if (screen === "sweep" && runs.length === 1) return { screen, runs, ...NOWHERE };
+  if (screen === "fleet" && runs.length === 0) return { screen, runs, ...NOWHERE, days: number(new URLSearchParams(query).get("days")) };
   if (screen === "compare" && runs.length >= 2 && runs.length <= MOST_COMPARED) return { screen, runs, ...NOWHERE };
   return { screen: "list", runs: [], ...NOWHERE, bare: path === "", ...(screen === "" && query !== "" ? { query } : {}) };
 }
 
 export function writeRoute(route: Route): string {
   if (route.screen === "list") return route.query ? `#/?${route.query}` : "#/";
+  if (route.screen === "fleet") return route.days ? `#/fleet?days=${route.days}` : "#/fleet";
   if (route.screen === "incident") return `#/run/${route.runs.map(encoded).join("/")}/incident/${route.incident ?? 0}`;
   const params = new URLSearchParams();
   for (const name of NUMBERS) {
@@ -103,6 +108,10 @@ export function compareLink(runs: readonly string[]): string {
 
 export function sweepLink(sweep: string): string {
   return writeRoute({ screen: "sweep", runs: [sweep], ...NOWHERE });
+}
+
+export function fleetLink(days: number | null = null): string {
+  return writeRoute({ screen: "fleet", runs: [], ...NOWHERE, days });
 }
 
 /** The token in an address (or ""), and the address without it. */

@@ -5,6 +5,7 @@ import type { ReportDocument } from "./api/report-document";
 import type { Source } from "./api/source";
 import { route } from "./route";
 import { CompareScreen } from "./screens/compare";
+import { FleetScreen } from "./screens/fleet";
 import { HelpDialog } from "./screens/help";
 import { IncidentScreen } from "./screens/incident";
 import { ReportScreen } from "./screens/report-screen";
@@ -52,5 +53,6 @@ function Screen({ source }: { source: Source }) {
   if (screen === "capture" && capture !== null) return <CaptureScreen key={`${one}\n${capture}`} source={source} name={one} id={capture} />;
   if (screen === "trace") return <TraceScreen key={one} source={source} id={one} />;
   if (screen === "sweep") return <SweepScreen key={one} source={source} id={one} />;
+  if (screen === "fleet") return <FleetScreen source={source} />;
   return <RunList source={source} />;
 }

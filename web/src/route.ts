@@ -3,7 +3,7 @@
 import { signal } from "@preact/signals";
 import { readRoute, withoutToken, writeRoute, type Route } from "./address";
 
-export { captureLink, compareLink, incidentLink, runLink, sweepLink, traceLink } from "./address";
+export { captureLink, compareLink, fleetLink, incidentLink, runLink, sweepLink, traceLink } from "./address";
 
 /** Browsers limit how often the address may change; a drag over a chart makes hundreds of changes. */
 const WRITE_MS = 300;

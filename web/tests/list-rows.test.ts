@@ -1,7 +1,7 @@
 import { expect, test, vi } from "vitest";
 import type { RunRow } from "../src/api/documents";
 import type { Source } from "../src/api/source";
-import { chosenRows, mostFrequentJob, NEWEST, readView, shownMetrics, statuses, tagsOf, toggled, withNewest, writeView, type ListView } from "../src/run/list-rows";
+import { chosenRows, mostFrequentJob, NEWEST, readView, shownMetrics, statuses, tagsOf, toggled, usersOf, withNewest, writeView, type ListView } from "../src/run/list-rows";
 import { RunFeed } from "../src/run/run-feed";
 
 const row = (id: string, at: number, more: Partial<RunRow> = {}): RunRow => ({
@@ -55,7 +55,7 @@ test("runs by tag, and found by anything that the list shows", () => {
 
 test("the view survives the round trip through the address, and invalid parts are ignored", () => {
   expect(writeView(NEWEST)).toBe("");
-  const views: Partial<ListView>[] = [{ search: "a & b=c #?" }, { status: "killed (SIGKILL)", tag: "x/y" }, { column: "cost_share" }, { column: "name", down: false }, { column: "name", down: true }, { down: false }];
+  const views: Partial<ListView>[] = [{ search: "a & b=c #?" }, { status: "killed (SIGKILL)", tag: "x/y" }, { column: "cost_share" }, { column: "name", down: false }, { column: "name", down: true }, { down: false }, { user: "anna" }, { runs: ["a,b", "c&d"], about: "slow rank" }];
   for (const view of views) expect(readView(writeView({ ...NEWEST, ...view }))).toEqual({ ...NEWEST, ...view });
   expect(readView("sort=constructor&order=x&y=z")).toEqual(NEWEST);
   expect(readView(`q=${"x".repeat(500)}`).search.length).toBe(200);
@@ -112,4 +112,13 @@ test("up to eight runs are selected; the first stays the baseline", () => {
   expect(toggled(toggled(toggled([], "a"), "b"), "c")).toEqual(["a", "b", "c"]);
   expect(toggled([..."abcdefgh"], "i")).toEqual([..."abcdefgi"]);
   expect(toggled(["a", "b"], "a")).toEqual(["b"]);
+});
+
+test("runs of one user, and of a list of runs", () => {
+  const rows = [row("a", 1, { user: "ben" }), row("b", 2, { user: "anna" }), row("c", 3, { user: "carl" }), row("d", 4)];
+  const found = (view: Partial<ListView>): string[] => chosenRows(rows, { ...NEWEST, ...view }).map((one) => one.id);
+  expect(found({ user: "anna" })).toEqual(["b"]);
+  expect(found({ runs: ["c", "a", "gone"] })).toEqual(["c", "a"]);
+  expect(found({ search: "CARL" })).toEqual(["c"]);
+  expect(usersOf(rows, "carl")).toEqual([["carl", 1], ["anna", 1], ["ben", 1]]);
 });

@@ -30,7 +30,7 @@ from stepscope.assistant.answers import MOST_BYTES, Answer, bounded
 from stepscope.assistant.hub_api import HubApi, RequestError
 from stepscope.assistant.tool import Tool, checked_arguments, input_schema
 from stepscope.assistant.tools import CHANGING_TOOLS, READING_TOOLS
-from stepscope.hub.api.auth import MAY_CHANGE, Readers, ReadersOnly
+from stepscope.hub.api.auth import Readers, ReadersOnly, Role, reader_name, roles_in
 from stepscope.hub.api.responses import SafeHeaders, failure
 from stepscope.records.text import printable
 
@@ -76,9 +76,9 @@ def make_server(api: HubApi, options: ServerOptions) -> Server[Any]:
             tool = tools.get(params.name)
             if tool is None:
                 raise RequestError(f"there is no tool {params.name[:60]!r}; the tools are {', '.join(tools)}")
-            if tool.changes and not _may_change(context.request):
-                raise RequestError("only the server's own token may change anything; named tokens read")
-            values = checked_arguments(tool, params.arguments or {}, by="an assistant, over MCP")
+            if tool.role is not None and not _may(context.request, tool.role):
+                raise RequestError(f"you need the role {tool.role} for this, or the server's own token")
+            values = checked_arguments(tool, params.arguments or {}, by=_caller(context.request))
             answer = bounded(await tool.call(api, values), options.most_bytes)
         except RequestError as error:
             return _failure(str(error))
@@ -157,9 +157,14 @@ def _declaration(tool: Tool) -> types.Tool:
     )
 
 
-def _may_change(request: Any) -> bool:
-    """Whether the caller may change runs: over stdio it is the user, over HTTP whoever has the server's own token."""
-    return request is None or request.scope.get("state", {}).get(MAY_CHANGE) is True
+def _may(request: Any, role: Role) -> bool:
+    """Whether the caller has a role: over stdio it is the user, over HTTP the reader of the token."""
+    return request is None or role in roles_in(request.scope)
+
+
+def _caller(request: Any) -> str:
+    name = "" if request is None else reader_name(request.scope)
+    return f"an assistant of {name}, over MCP" if name else "an assistant, over MCP"
 
 
 def _result(answer: Answer) -> types.CallToolResult:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from stepscope.assistant.answers import Answer
 from stepscope.assistant.hub_api import HubApi, RequestError
+from stepscope.hub.api.auth import Role
 
 __all__ = ["Argument", "Tool", "checked_arguments", "input_schema"]
 
@@ -96,8 +97,12 @@ class Tool:
     call: Callable[[HubApi, Mapping[str, Any]], Awaitable[Answer]]
     """Gets every declared argument by name, or its default; and ``by``, who calls it."""
     arguments: tuple[Argument, ...] = field(default=())
-    changes: bool = False
-    """Whether it changes something: labels, silences, acknowledgments."""
+    role: Role | None = None
+    """What the caller needs besides reading: it changes labels, silences or acknowledgments."""
+
+    @property
+    def changes(self) -> bool:
+        return self.role is not None
 
 
 def input_schema(tool: Tool) -> dict[str, Any]:

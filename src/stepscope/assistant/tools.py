@@ -853,7 +853,7 @@ CHANGING_TOOLS = (
             Argument(name="host", about="only incidents on this host"),
             Argument(name="why", about="the reason, for other people"),
         ),
-        changes=True,
+        role="alerts",
     ),
     Tool(
         name="acknowledge_incident",
@@ -864,7 +864,7 @@ CHANGING_TOOLS = (
             Argument(name="run", about="name or ID of the run", required=True),
             Argument(name="incident", about="its number", kind="integer", least=1, required=True),
         ),
-        changes=True,
+        role="alerts",
     ),
     Tool(
         name="label_run",
@@ -877,6 +877,6 @@ CHANGING_TOOLS = (
             Argument(name="tags", about="all tags", kind="texts"),
             Argument(name="note", about="a note", longest=4000),
         ),
-        changes=True,
+        role="label",
     ),
 )

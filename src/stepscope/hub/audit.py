@@ -7,7 +7,8 @@
 The first occurrence of an action is logged at once (``AuditLog.note``).  Repetitions within ten minutes are counted
 and become one more line, so neither a polling page nor a node that sends twice a second fills a disk.  In ten minutes
 each token gets ``LINES`` such lines and all strangers together ``STRANGERS``; everything beyond that is counted in one
-line.  A node gets a line when its session begins and one, with figures, when it ends.
+line.  Changes are not repetitions: each has a line, up to ``CHANGES``.  A node gets a line when its session begins and
+one, with figures, when it ends.
 
 Tokens and query strings are never passed in.  A path that cannot belong to the API is logged as ``other``.
 
@@ -52,6 +53,8 @@ WINDOW_S: Final = 600.0
 """How long repetitions are counted before they are written."""
 LINES: Final = 100
 STRANGERS: Final = 8
+CHANGES: Final = 1000
+"""Changes of one reader that get a line each within ``WINDOW_S``."""
 OPEN: Final = 1 << 14
 """The limit for distinct actions counted at one time."""
 WAITING: Final = 20_000
@@ -108,6 +111,9 @@ class AuditLog:
     def __post_init__(self) -> None:
         self._repeated: dict[tuple[Any, ...], _Repeated] = {}
         self._groups: Counter[tuple[str, str]] = Counter()
+        self._changes: Counter[str] = Counter()
+        """Changes with a line of their own since ``_changes_since_s``, by reader."""
+        self._changes_since_s = self.clock()
         self._waiting: deque[dict[str, Any]] = deque()
         self._lost = 0
         self._failed = False
@@ -130,6 +136,10 @@ class AuditLog:
         who, address, method, run = who[:_TEXT], address[:_TEXT], method[:_TEXT], run[:_TEXT]
         line: dict[str, Any] = {"event": event, "via": via, "who": who, "address": address, "method": method}
         line |= {"route": route, "run": run, "status": status}
+        if event == "changed" and self._changes[who] < CHANGES:
+            self._changes[who] += 1
+            self._queue({"time": self._time(), **line, **figures})
+            return
         counted = line
         if via == "unknown":  # strangers choose what they request: log only the first request, count the rest together
             counted = {"event": event, "via": via, "address": address, "status": status}
@@ -173,6 +183,9 @@ class AuditLog:
     def gather(self, *, all_of_it: bool = False) -> None:
         """Turn repetitions whose time is over into lines."""
         now_s = self.clock()
+        if now_s - self._changes_since_s >= WINDOW_S:
+            self._changes.clear()
+            self._changes_since_s = now_s
         for key, seen in list(self._repeated.items()):
             if not all_of_it and now_s - seen.since_s < WINDOW_S:
                 continue

@@ -63,6 +63,7 @@ __all__ = [
     "ENV_STACKS",
     "ENV_SWITCH",
     "ENV_TORCH_DUMPS",
+    "ENV_USER",
     "FLIGHT",
     "HANGS",
     "HOOKS_INSTALLED",
@@ -103,6 +104,8 @@ __all__ = [
 
 ENV_SWITCH = "STEPSCOPE"
 """``0`` switches everything off."""
+ENV_USER = "STEPSCOPE_USER"
+"""Who starts the run, where the user of the process does not say it: in containers everyone may be root."""
 ENV_STACKS = "STEPSCOPE_STACKS"
 """``0``: ranks are never asked for their stacks."""
 ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"

@@ -245,6 +245,8 @@ class RunEntry:
     duration_s: float | None = None
     """From the start to the end; None while it is active."""
     host: str = ""
+    user: str = ""
+    """Who started it, as the launcher recorded it."""
     command: tuple[str, ...] = ()
     commit: str = ""
     """The git commit; empty if not known."""
@@ -271,6 +273,7 @@ class RunEntry:
             "cost_share": self.cost_share,
             "duration_s": self.duration_s,
             "host": self.host,
+            "user": self.user,
             "command": list(self.command),
             "commit": self.commit,
             "branch": self.branch,
@@ -397,6 +400,7 @@ def run_entry(
         cost_share=_cost_share(summary),
         duration_s=None if status in ACTIVE else _duration_s(meta, summary),
         host=_text(meta, "host") or "",
+        user=_text(meta, "user") or "",
         command=tuple(map(str, command)) if isinstance(command, list) else (),
         commit=_text(git, "commit") or "",
         branch=_text(git, "branch") or "",

@@ -14,7 +14,7 @@ from typing import Any
 from stepscope.errors import RingNoSpace, RunUnwritable
 from stepscope.records import run_clock
 from stepscope.records.files import PRIVATE, folder_mode, make_session, take_folder
-from stepscope.records.paths import session_root
+from stepscope.records.paths import ENV_USER, session_root
 from stepscope.records.redaction import kept_environment, redact_command
 from stepscope.records.run_clock import process_start_ticks
 from stepscope.records.text import TIME_IN_NAME, checked_name, default_name
@@ -120,7 +120,7 @@ def _begin(
         **run_clock.begun(),
         "host": os.uname().nodename,
         "place": Place.here().to_dict(),
-        "user": environ.get("USER") or environ.get("LOGNAME") or str(os.getuid()),
+        "user": environ.get(ENV_USER) or environ.get("USER") or environ.get("LOGNAME") or str(os.getuid()),
         "python": sys.version.split()[0],
         "executable": sys.executable,
         "platform": _platform(),

@@ -202,6 +202,13 @@ def _of_host(run: Any, host: str) -> Any:
         (["--trust-header", "Authorization"], "not a usable header name"),
         (["--trust-header", "X-User", "--proxy-user", "nobody-of-that-name"], "no such user"),
         (["--proxy-user", "root"], "needs --trust-header"),
+        (["--proxy-address", "10.0.0.5"], "--proxy-address needs --trust-header"),
+        (["--grant", "anna=label"], "--grant needs --trust-header"),
+        (["--trust-header", "X-User", "--grant", "anna"], "must be USER=ROLE"),
+        (["--trust-header", "X-User", "--grant", "anna=admin"], "there is no role 'admin'"),
+        (["--trust-header", "X-User", "--proxy-address", "proxy.example"], "must be an IP address"),
+        (["--trust-header", "X-User", "--proxy-address", "127.0.0.1"], "is for other machines"),
+        (["--trust-header", "X-User", "--proxy-address", "10.0.0.5", "--no-tls"], "needs TLS"),
     ],
 )
 def test_a_proxy_is_trusted_on_this_machine_only(

@@ -22,6 +22,8 @@ export interface RunRow {
   /** Null while it is active. */
   duration_s?: number | null;
   host?: string;
+  /** Who started it. */
+  user?: string;
   command?: string[];
   commit?: string;
   branch?: string;

@@ -7,6 +7,8 @@ export interface RunsDocument {
   runs: RunRow[];
   /** What this reader may do besides reading. */
   may?: ("label" | "delete")[];
+  /** The reader's name, by which runs of a user are compared. */
+  me?: string;
 }
 
 /** What people call a run; `name` is empty if it was not renamed. */

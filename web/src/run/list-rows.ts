@@ -15,11 +15,20 @@ export interface ListView {
   status: string;
   /** Empty: all. */
   tag: string;
+  /** Who started them; empty: all. */
+  user: string;
+  /** Only these runs; empty: all. */
+  runs: readonly string[];
+  /** What these runs are. */
+  about: string;
   column: Column;
   down: boolean;
 }
 
-export const NEWEST: ListView = { search: "", status: "", tag: "", column: "created_wall_ns", down: true };
+export const NEWEST: ListView = { search: "", status: "", tag: "", user: "", runs: [], about: "", column: "created_wall_ns", down: true };
+
+/** Runs that an address can name. */
+const MOST_RUNS = 200;
 
 /** Default order: text ascending, numbers descending. */
 export function sortedBy(column: Column): Pick<ListView, "column" | "down"> {
@@ -31,26 +40,31 @@ export function readView(query: string): ListView {
   const params = new URLSearchParams(query);
   const column = COLUMNS.find((one) => one === params.get("sort")) ?? NEWEST.column;
   const turned = params.get("order") === "reverse";
-  const [search = "", status = "", tag = ""] = ["q", "status", "tag"].map((name) => (params.get(name) ?? "").slice(0, 200));
-  return { search, status, tag, column, down: sortedBy(column).down !== turned };
+  const [search = "", status = "", tag = "", user = "", about = ""] = ["q", "status", "tag", "user", "about"].map((name) => (params.get(name) ?? "").slice(0, 200));
+  const runs = params.getAll("run").slice(0, MOST_RUNS).map((id) => id.slice(0, 300));
+  return { search, status, tag, user, runs, about, column, down: sortedBy(column).down !== turned };
 }
 
 export function writeView(view: ListView): string {
   const params = new URLSearchParams();
-  const pairs: [string, string][] = [["q", view.search], ["status", view.status], ["tag", view.tag]];
+  const pairs: [string, string][] = [["q", view.search], ["status", view.status], ["tag", view.tag], ["user", view.user], ["about", view.about]];
   if (view.column !== NEWEST.column) pairs.push(["sort", view.column]);
   if (view.down !== sortedBy(view.column).down) pairs.push(["order", "reverse"]);
   for (const [name, value] of pairs) if (value !== "") params.set(name, value);
+  for (const id of view.runs.slice(0, MOST_RUNS)) params.append("run", id);
   return params.toString();
 }
 
 /** Rows that contain all search words in anything that the list shows; rows without a value in the sort column come last. */
 export function chosenRows(rows: readonly RunRow[], view: ListView): RunRow[] {
   const words = view.search.toLowerCase().split(/\s+/).filter(Boolean);
+  const wanted = view.runs.length > 0 ? new Set(view.runs) : null;
   const found = rows.filter((row) => {
+    if (wanted !== null && !wanted.has(row.id)) return false;
+    if (view.user !== "" && row.user !== view.user) return false;
     if (view.status !== "" && row.status_text !== view.status) return false;
     if (view.tag !== "" && !(row.tags ?? []).includes(view.tag)) return false;
-    const about = [row.name, row.id, row.status_text, row.verdict, row.note, row.host, row.commit, row.folder];
+    const about = [row.name, row.id, row.status_text, row.verdict, row.note, row.host, row.user, row.commit, row.folder];
     const text = [...about.map((one) => one ?? ""), ...(row.tags ?? []), (row.command ?? []).join(" ")].join("\n").toLowerCase();
     return words.every((word) => text.includes(word));
   });
@@ -70,6 +84,13 @@ export function tagsOf(rows: readonly RunRow[]): [string, number][] {
   const found = new Map<string, number>();
   for (const tag of rows.flatMap((row) => row.tags ?? [])) found.set(tag, (found.get(tag) ?? 0) + 1);
   return [...found].sort((one, two) => names.compare(one[0], two[0]));
+}
+
+/** Number of runs per user, the reader first, then by name. */
+export function usersOf(rows: readonly RunRow[], me: string): [string, number][] {
+  const found = new Map<string, number>();
+  for (const { user } of rows) if (user) found.set(user, (found.get(user) ?? 0) + 1);
+  return [...found].sort((one, two) => Number(two[0] === me) - Number(one[0] === me) || names.compare(one[0], two[0]));
 }
 
 /** The runs that are over of the command, with the same number of ranks, that has most of them; newest first. */

@@ -24,6 +24,8 @@ export class RunFeed {
   readonly failure = signal<Failure | null>(null);
   /** What this reader may do besides reading. */
   readonly may = signal<readonly string[]>([]);
+  /** The reader's name. */
+  readonly me = signal("");
   private readonly stop = new AbortController();
   private timer: ReturnType<typeof setTimeout> | undefined;
   private busy = false;
@@ -85,6 +87,7 @@ export class RunFeed {
   private async page(first: number): Promise<RunsDocument> {
     const found = await this.source.get<RunsDocument>("runs", { first, limit: PAGE }, this.stop.signal);
     this.may.value = found.may ?? [];
+    this.me.value = found.me ?? "";
     return found;
   }
 

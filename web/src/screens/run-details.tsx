@@ -35,6 +35,7 @@ export function RunDetails({ row, feed, onGone }: RunDetailsProps) {
           {dateTime(row.created_wall_ns)}
           {took}
           {row.host ? ` on ${row.host}` : ""}
+          {row.user ? ` by ${row.user}` : ""}
         </dd>
         {row.commit ? (
           <>

@@ -3,8 +3,8 @@
 import { signal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Source } from "../api/source";
-import { compareLink, go, instead, route } from "../route";
-import { chosenRows, NEWEST, readView, sortedBy, statuses, tagsOf, toggled, writeView, type Column, type ListView } from "../run/list-rows";
+import { compareLink, fleetLink, go, instead, route } from "../route";
+import { chosenRows, NEWEST, readView, sortedBy, statuses, tagsOf, toggled, usersOf, writeView, type Column, type ListView } from "../run/list-rows";
 import { RunFeed } from "../run/run-feed";
 import { count } from "../ui/format";
 import { useShortcuts } from "../ui/shortcuts";
@@ -57,6 +57,7 @@ export function RunList({ source }: { source: Source }) {
   return (
     <>
       <ScreenBar home title="Runs">
+        {source.kind === "hub" && (rows?.length ?? 0) > 1 && <a href={fleetLink()}>Fleet</a>}
         <span class="space" />
         <PageTools />
       </ScreenBar>
@@ -85,13 +86,14 @@ function Found({ feed, source, view }: { feed: RunFeed; source: Source; view: Li
     go({ query: writeView({ ...view, ...by }) });
     page.value = 0;
   };
-  const { search, status, tag } = view;
+  const { search, status, tag, user } = view;
   const tags = tagsOf(rows);
+  const users = usersOf(rows, feed.me.value);
   return (
     <>
       <div class="list-tools" role="search">
         <label class="list-search">
-          <span class="hidden">Search runs by name, status, verdict, tag, note, command, host or commit</span>
+          <span class="hidden">Search runs by name, status, verdict, tag, note, command, host, user or commit</span>
           <input
             data-search
             type="search"
@@ -125,6 +127,19 @@ function Found({ feed, source, view }: { feed: RunFeed; source: Source; view: Li
             </select>
           </label>
         )}
+        {(users.length > 1 || user !== "") && (
+          <label>
+            <span class="muted">User</span>{" "}
+            <select value={user} onChange={(event) => change({ user: event.currentTarget.value })}>
+              <option value="">all</option>
+              {(users.some(([word]) => word === user) || user === "" ? users : [...users, [user, 0] as const]).map(([word, many]) => (
+                <option key={word} value={word}>
+                  {word === feed.me.value ? `me: ${word}` : word} ({many})
+                </option>
+              ))}
+            </select>
+          </label>
+        )}
         <label class="narrow">
           <span class="muted">Sort</span>{" "}
           <select value={view.column} onChange={(event) => change(sortedBy(event.currentTarget.value as Column))}>
@@ -139,6 +154,17 @@ function Found({ feed, source, view }: { feed: RunFeed; source: Source; view: Li
           {found.length === rows.length ? many(rows.length) : `${count(found.length)} of ${many(rows.length)}`}
         </span>
       </div>
+      {view.runs.length > 0 && (
+        <p class="card list-behind">
+          <span>
+            {view.about === "" ? "Some runs" : <bdi>{view.about}</bdi>}{" "}
+            <span class="muted">({found.length === view.runs.length ? many(found.length) : `${count(found.length)} of ${many(view.runs.length)} in this list`})</span>
+          </span>
+          <button type="button" onClick={() => change({ runs: [], about: "" })}>
+            Show all runs
+          </button>
+        </p>
+      )}
       <HistoryChart source={source} rows={found} tag={tag} />
       {found.length === 0 ? (
         <p class="nothing card">No matching runs. {<button type="button" onClick={() => change(NEWEST)}>Show all</button>}</p>

@@ -11,8 +11,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from stepscope.store.user_runs import UserHub, announced, find_user_hub, known_f
 
 if TYPE_CHECKING:
     from stepscope.archive.cache import Archive
-    from stepscope.hub.api.auth import TrustedProxy
+    from stepscope.hub.api.auth import Role, TrustedProxy
     from stepscope.hub.audit import AuditLog
     from stepscope.hub.server import Server
     from stepscope.hub.transport import TlsFiles
@@ -97,10 +98,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-header",
         metavar="NAME",
-        help="trust a reverse proxy on this machine that passes the authenticated user in this header",
+        help="trust a reverse proxy that passes the authenticated user in this header: one on this machine, or one of "
+        "--proxy-address",
     )
     parser.add_argument(
         "--proxy-user", metavar="USER", help="user that runs the proxy (default: you or root); needs --trust-header"
+    )
+    parser.add_argument(
+        "--proxy-address",
+        metavar="ADDRESS",
+        action="append",
+        default=[],
+        help="IP address of a proxy on another machine; may be repeated; needs --trust-header",
+    )
+    parser.add_argument(
+        "--grant",
+        metavar="USER=ROLE,…",
+        action="append",
+        default=[],
+        help="what a user of the proxy may do besides viewing: label, alerts, capture, delete; *: every user; may be "
+        "repeated (for tokens: `stepscope token create --role`)",
     )
     parser.add_argument(
         "--audit-log",
@@ -138,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     if port is None:
         port = ALL_PORT if args.all else DEFAULT_PORT
     options = HubOptions(host=host, port=port, tls=not args.no_tls, certificate=args.tls_cert, key=args.tls_key)
-    trusted = _trusted(args.trust_header, args.proxy_user, outside=outside)
+    trusted = _trusted(args, outside=outside)
     archive = None
     if isinstance(args.dir, ArchiveUrl):
         archive = _archive(args)
@@ -217,24 +234,62 @@ def _what(folder: Path | None) -> str:
     return f"all your runs ({count_text(len(folders), 'folder')} so far)"
 
 
-def _trusted(header: str | None, user: str | None, *, outside: bool) -> TrustedProxy | None:
-    """The proxy to trust; UsageError if anything but a proxy on this machine could set that header."""
+def _trusted(args: argparse.Namespace, *, outside: bool) -> TrustedProxy | None:
+    """The proxy to trust; UsageError if anything but that proxy could set its header."""
     from stepscope.hub.api.auth import TrustedProxy
 
+    header, user = args.trust_header, args.proxy_user
     if header is None:
-        if user is not None:
-            raise UsageError("--proxy-user needs --trust-header")
+        for option, given in (("--proxy-user", user), ("--proxy-address", args.proxy_address), ("--grant", args.grant)):
+            if given:
+                raise UsageError(f"{option} needs --trust-header")
         return None
-    if outside:
-        raise UsageError("--trust-header works on loopback only; omit --host and let the proxy listen on the network")
+    if outside and not args.proxy_address:
+        raise UsageError(
+            "--trust-header works on loopback only; omit --host and let the proxy listen on the network, or name the "
+            "proxy's address with --proxy-address"
+        )
+    if args.proxy_address and args.no_tls:
+        raise UsageError("--proxy-address needs TLS: without it anyone on the way could write the header")
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", header) or header.lower() in ("authorization", "cookie", "host"):
         raise UsageError(f"--trust-header {header}: not a usable header name; use one such as X-Forwarded-User")
+    return TrustedProxy(
+        header=header,
+        uids=_proxy_uids(user, outside=outside),
+        addresses=frozenset(map(_address, args.proxy_address)),
+        roles=_grants(args.grant),
+    )
+
+
+def _proxy_uids(user: str | None, *, outside: bool) -> frozenset[int]:
     if user is None:
-        return TrustedProxy(header=header, uids=frozenset((0, os.getuid())))
+        return frozenset() if outside else frozenset((0, os.getuid()))
     try:
-        return TrustedProxy(header=header, uids=frozenset((pwd.getpwnam(user).pw_uid,)))
+        return frozenset((pwd.getpwnam(user).pw_uid,))
     except KeyError:
         raise UsageError(f"--proxy-user {user}: no such user on this machine") from None
+
+
+def _address(text: str) -> str:
+    try:
+        address = ip_address(text)
+    except ValueError:
+        raise UsageError(f"--proxy-address {text}: must be an IP address") from None
+    if address.is_loopback:
+        raise UsageError("--proxy-address is for other machines; on this one use --proxy-user")
+    return str(address)
+
+
+def _grants(words: Sequence[str]) -> dict[str, frozenset[Role]]:
+    from stepscope.hub.api.auth import checked_roles
+
+    found: dict[str, frozenset[Role]] = {}
+    for word in words:
+        user, equals, roles = word.rpartition("=")
+        if not equals or not user:
+            raise UsageError(f"--grant {word}: must be USER=ROLE,…, such as anna=label,capture")
+        found[user] = found.get(user, frozenset()) | checked_roles(roles)
+    return found
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``stepscope token``: readers' tokens with a name, a scope and an expiry date."""
+"""``stepscope token``: tokens of people and programs with a name, a scope, roles and an expiry date."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from stepscope.records.text import say
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
-HELP = "create, list and revoke tokens for readers of your runs"
+HELP = "create, list and revoke tokens for other readers of your runs"
 EPILOG = """\
 examples:
   stepscope token create grafana --metrics --expires 90d   for Prometheus: /metrics and nothing else
   stepscope token create anna --run night                  one run, for 30 days
+  stepscope token create ben --role label,capture          all runs; may also label them and request captures
   stepscope token list
   stepscope token revoke anna                              takes effect on the next request, even for signed-in users
 
 All your hubs and `stepscope serve` accept them, as a header (Authorization: Bearer TOKEN) and to sign in to the page.
+Without --role a token only views.  label: names, tags and notes; alerts: acknowledge incidents and silence alerts;
+capture: profile steps of running jobs; delete: delete runs.
 A token is printed once; only its hash is stored.  `stepscope audit` shows who used a token, and for what.
 """
 SECONDS = {"h": 3600, "d": 86_400, "w": 604_800}
@@ -34,11 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     scope = parser.add_mutually_exclusive_group()
     scope.add_argument("--run", metavar="RUN", dest="only", help="for one run only (default: all runs)")
     scope.add_argument("--metrics", action="store_true", help="for /metrics only")
+    parser.add_argument(
+        "--role",
+        metavar="ROLE,…",
+        default="view",
+        help="what it allows besides viewing: label, alerts, capture, delete (default: view)",
+    )
     parser.add_argument("--expires", metavar="TIME", default="30d", help="12h, 30d, 8w (default: 30d)")
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepscope.hub.api.auth import ALL, METRICS, ReaderTokens, run_scope, tokens_path
+    from stepscope.hub.api.auth import ALL, METRICS, ROLES, ReaderTokens, checked_roles, run_scope, tokens_path
 
     tokens = ReaderTokens(tokens_path(os.environ))
     if args.action == "list":
@@ -47,12 +56,13 @@ def run(args: argparse.Namespace) -> int:
             (
                 token.name,
                 token.scope,
+                ", ".join(("view", *token.roles)),
                 _day(token.created_s),
                 "expired" if token.expires_s <= now_s else _day(token.expires_s),
             )
             for token in tokens.all()
         ]
-        print(format_table(("name", "for", "created", "expires"), rows) if rows else "No tokens yet.")
+        print(format_table(("name", "for", "may", "created", "expires"), rows) if rows else "No tokens yet.")
         return 0
     if args.name is None or not NAME.fullmatch(args.name):
         raise UsageError("a token needs a name of letters, digits, dots and dashes")
@@ -63,8 +73,12 @@ def run(args: argparse.Namespace) -> int:
     if args.only == "":
         raise UsageError("--run needs the name of a run; leave it out for a token that reads all runs")
     scope = METRICS if args.metrics else run_scope(args.only) if args.only is not None else ALL
-    token = tokens.create(args.name, scope, now_s=time.time(), seconds=_seconds(args.expires))
-    say(f"{args.name} is for {scope} and expires in {args.expires}; the token is not shown again")
+    roles = checked_roles(args.role)
+    if roles and args.metrics:
+        raise UsageError("a token for /metrics has no roles; omit --role")
+    token = tokens.create(args.name, scope, now_s=time.time(), seconds=_seconds(args.expires), roles=roles)
+    may = f", may {', '.join(role for role in ROLES if role in roles)}" if roles else ""
+    say(f"{args.name} is for {scope}{may} and expires in {args.expires}; the token is not shown again")
     print(token)
     return 0
 

@@ -7,7 +7,6 @@ takes it from there within seconds, wherever the request came from.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 
 from stepscope.alerts.incident_file import read_incidents
-from stepscope.alerts.requests import Silence, acknowledge, add_silence, end_silence, run_silences, user_name
+from stepscope.alerts.requests import Silence, acknowledge, add_silence, end_silence, run_silences
 from stepscope.hub.api.changes import change_run, read_body
 from stepscope.hub.api.resource import Query, Resource
 from stepscope.hub.api.responses import ApiError
@@ -50,7 +49,7 @@ async def _acknowledge(query: Query) -> Mapping[str, Any]:
     def change(run_dir: Path) -> Mapping[str, Any]:
         if number not in {incident.number for incident in read_incidents(run_dir)}:
             raise ApiError(404, "there is no such incident")
-        by = body.by or user_name(os.environ)
+        by = query.signed(body.by)
         acknowledge(run_dir, [number], by=by, wall_ns=time.time_ns())
         return {"acknowledged": number, "by": by}
 
@@ -71,7 +70,7 @@ async def _add_silence(query: Query) -> Mapping[str, Any]:
             kind=body.kind,
             host=body.host,
             why=body.why,
-            by=body.by or user_name(os.environ),
+            by=query.signed(body.by),
         )
         document: dict[str, Any] = encoded(add_silence(run_dir, silence, wall_ns=now_ns))
         return document
@@ -83,7 +82,7 @@ async def _end_silence(query: Query) -> Mapping[str, Any]:
     silence_id = query.request.path_params["silence"]
 
     def change(run_dir: Path) -> Mapping[str, Any]:
-        if not end_silence(run_dir, silence_id, by=user_name(os.environ), wall_ns=time.time_ns()):
+        if not end_silence(run_dir, silence_id, by=query.who, wall_ns=time.time_ns()):
             raise ApiError(404, "there is no such silence")
         return {"ended": silence_id}
 
@@ -108,14 +107,14 @@ CHANGE_RESOURCES = (
         answer=_acknowledge,
         method="POST",
         path_parameters={"number": "number of the incident"},
-        changes=True,
+        role="alerts",
     ),
     Resource(
         path="/api/v1/runs/{run}/silences",
         about="Silence the alerts of a run for some seconds: all, those of a kind, or those on a host.",
         answer=_add_silence,
         method="POST",
-        changes=True,
+        role="alerts",
     ),
     Resource(
         path="/api/v1/runs/{run}/silences/{silence}",
@@ -123,6 +122,6 @@ CHANGE_RESOURCES = (
         answer=_end_silence,
         method="DELETE",
         path_parameters={"silence": "its id"},
-        changes=True,
+        role="alerts",
     ),
 )

@@ -4,7 +4,9 @@
     Cookie: stepscope-PORT-XXXX=EXPIRES.ID.SESSION.SIGNATURE   a browser, after POST /api/v1/session: EventSource has
     no headers
 
-Besides the hub's own token there are tokens with a name, a scope and an expiry (``ReaderTokens``).  A cookie says
+Besides the hub's own token there are tokens with a name, a scope, roles and an expiry (``ReaderTokens``), and users
+that a reverse proxy names (``TrustedProxy``).  Everyone may view what the scope covers; whatever changes something
+needs a role, which is looked up at each request and checked where it is routed (``resource.py``).  A cookie says
 which token it was given for (``ID``; empty for the hub's own), and everything else is looked up at each request: when
 the token is revoked or expires, its sessions and open streams end too.
 
@@ -20,8 +22,8 @@ answer to that address is delayed more; clients with the right token never wait.
 
 Named tokens are for all hubs of this user: create, look up, revoke (``stepscope token``).
 
-    ~/.config/stepscope/tokens.json      names, scopes, expiry, and the SHA-256 of each token; readable only by its
-    owner
+    ~/.config/stepscope/tokens.json      names, scopes, roles, expiry, and the SHA-256 of each token; readable only by
+    its owner
 
 A token is shown once, when it is created; since it is random, its hash reveals nothing.  A hub rereads the file when
 it changes, so a revoked token is refused at the next request.
@@ -38,11 +40,11 @@ import os
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from starlette.datastructures import Headers
@@ -59,23 +61,46 @@ from stepscope.records.files import key_path, private_folder, write_private
 
 __all__ = [
     "ALL",
-    "MAY_CHANGE",
-    "MAY_LABEL",
     "METRICS",
     "ONLY_RUN",
     "OPEN_PATHS",
+    "ROLES",
     "SESSION_PATH",
     "NamedToken",
     "Reader",
     "ReaderTokens",
     "Readers",
     "ReadersOnly",
+    "Role",
     "TrustedProxy",
+    "checked_roles",
+    "reader_name",
+    "roles_in",
     "run_scope",
     "session_routes",
     "tokens_path",
     "why_forged",
 ]
+
+# -- roles ------------------------------------------------------------------------------------------------------------
+
+Role = Literal["label", "alerts", "capture", "delete"]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""What may be granted besides viewing: name, tags and notes of runs; acknowledging incidents and silencing alerts;
+requesting captures; deleting runs.  The hub's own token has all of them."""
+VIEW = "view"
+"""What every reader may do; accepted where roles are listed."""
+_OFTEN: frozenset[Role] = frozenset(("alerts", "capture"))
+"""Offered by the hub of a job, which neither labels nor deletes its run."""
+
+
+def checked_roles(text: str) -> frozenset[Role]:
+    """The roles in ``label,delete``; UsageError for an unknown word."""
+    words = {word.strip() for word in text.split(",") if word.strip()}
+    for word in sorted(words - {VIEW, *ROLES}):
+        raise UsageError(f"there is no role {word!r}; the roles are {', '.join((VIEW, *ROLES))}")
+    return frozenset(role for role in ROLES if role in words)
+
 
 # -- named tokens -----------------------------------------------------------------------------------------------------
 
@@ -93,6 +118,7 @@ class NamedToken:
     created_s: float
     expires_s: float
     sha256: str
+    roles: tuple[Role, ...] = ()
 
     @property
     def id(self) -> str:
@@ -150,11 +176,20 @@ class ReaderTokens:
         found = [token for token in self.all() if token.id == token_id and len(token.sha256) > _ID_CHARS]
         return found[0] if found and found[0].expires_s > now_s else None
 
-    def create(self, name: str, scope: str, *, now_s: float, seconds: float) -> str:
+    def create(
+        self, name: str, scope: str, *, now_s: float, seconds: float, roles: Collection[Role] = frozenset()
+    ) -> str:
         """Create a token and return it; it cannot be read again.  UsageError if the name exists or the disk is full."""
         token = secrets.token_urlsafe(32)
         digest = hashlib.sha256(token.encode()).hexdigest()
-        made = NamedToken(name=name, scope=scope, created_s=now_s, expires_s=now_s + seconds, sha256=digest)
+        made = NamedToken(
+            name=name,
+            scope=scope,
+            created_s=now_s,
+            expires_s=now_s + seconds,
+            sha256=digest,
+            roles=tuple(role for role in ROLES if role in roles),
+        )
         with self._alone():
             if any(token.name == name for token in self.all()):
                 raise UsageError(f"a token named {name} already exists; revoke it or choose another name")
@@ -199,6 +234,7 @@ def _read(path: Path) -> tuple[NamedToken, ...]:
             created_s=float(row["created_s"]),
             expires_s=float(row["expires_s"]),
             sha256=str(row["sha256"]),
+            roles=tuple(role for role in ROLES if role in row.get("roles", ())),
         )
         for row in json.loads(path.read_bytes())["tokens"]
     )
@@ -213,11 +249,10 @@ OPEN_FOLDER = "/assets/"
 """The script and the style sheet of the page."""
 ONLY_RUN = "stepscope.only_run"
 """In ``scope["state"]``: the only run that the reader may read; None or missing: all runs."""
-MAY_CHANGE = "stepscope.may_change"
-"""In ``scope["state"]``: whether the reader may acknowledge incidents, silence alerts and request captures.  Only the
-hub's own token allows that, and only if the hub was started for it: named tokens and users of a proxy read."""
-MAY_LABEL = "stepscope.may_label"
-"""The same for labeling and deleting runs, which only ``stepscope serve`` does."""
+_HELD_ROLES = "stepscope.roles"
+"""In ``scope["state"]``: the roles that the reader has and that this hub offers."""
+_READER_NAME = "stepscope.reader"
+"""In ``scope["state"]``: the name of the reader."""
 SESSION_S = 12 * 3600
 CLOCK_SLACK_S = 60
 """The clock may be set back by this much without ending new sessions."""
@@ -234,22 +269,40 @@ WAITING = 64
 """Answers that may be delayed at once; beyond, the answer is 429 immediately."""
 
 
+EVERY_USER = "*"
+MOST_NAME_CHARS = 128
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrustedProxy:
-    """A reverse proxy on this machine that authenticates users and names them in a header.
+    """A reverse proxy that authenticates users and names them in a header.
 
-    Any local process can connect and write a header.  Only connections of these users count, according to the kernel
-    (``hub/transport.py``); if it does not know the user, the header is ignored.
+    Anyone who can connect can write a header.  On this machine only connections of some users count, according to the
+    kernel (``hub/transport.py``); from other machines only those of the listed addresses.  From all others the header
+    is ignored.
     """
 
     header: str
-    uids: frozenset[int]
+    uids: frozenset[int] = frozenset()
+    addresses: frozenset[str] = frozenset()
+    """As ``address_of`` returns them."""
+    roles: Mapping[str, frozenset[Role]] = field(default_factory=dict)
+    """By user; those of ``EVERY_USER`` are added to each."""
 
     def vouches_for(self, scope: Scope) -> str:
         """Return the user named by the proxy, or an empty string."""
         values = Headers(scope=scope).getlist(self.header)
+        name = values[0].strip() if len(values) == 1 and self._is_from_proxy(scope) else ""
+        return name if name.isprintable() and len(name) <= MOST_NAME_CHARS else ""
+
+    def roles_of(self, user: str) -> frozenset[Role]:
+        return self.roles.get(user, frozenset()) | self.roles.get(EVERY_USER, frozenset())
+
+    def _is_from_proxy(self, scope: Scope) -> bool:
+        if address_of(scope) in self.addresses:
+            return True
         peer = scope.get("state", {}).get("stepscope.peer")
-        return values[0].strip() if len(values) == 1 and peer is not None and peer() in self.uids else ""
+        return peer is not None and peer() in self.uids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,6 +388,14 @@ class Readers:
         if self._trusted is not None and (user := self._trusted.vouches_for(scope)):
             return Reader(via="proxy", name=user)
         return self.admits(Headers(scope=scope), browser_of(scope))
+
+    def roles_of(self, reader: Reader) -> frozenset[Role]:
+        """Return what an admitted reader may do besides viewing."""
+        if reader.via == "hub token":
+            return frozenset(ROLES)
+        if reader.via == "proxy" and self._trusted is not None:
+            return self._trusted.roles_of(reader.name)
+        return frozenset(() if reader.token is None else reader.token.roles)
 
     def note(
         self,
@@ -471,7 +532,7 @@ class ReadersOnly:
     def __init__(self, app: ASGIApp, readers: Readers, *, changes: bool = False, requests: bool = False) -> None:
         self._app = app
         self._readers = readers
-        self._changes, self._requests = changes, requests
+        self._offered: frozenset[Role] = frozenset(ROLES if changes else _OFTEN if requests else ())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
@@ -490,15 +551,15 @@ class ReadersOnly:
             mark_known()  # ``hub/server.py``: the entrance no longer counts it as a stranger
 
         state = scope.setdefault("state", {})
-        own = reader.via == "hub token"
-        state[MAY_CHANGE], state[MAY_LABEL] = own and (self._changes or self._requests), own and self._changes
+        state[_HELD_ROLES], state[_READER_NAME] = readers.roles_of(reader) & self._offered, reader.name
         if reader.token is not None:
             state[ONLY_RUN] = reader.token.only_run
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                changed = scope["method"] in CHANGING and message["status"] < 400
-                readers.note("changed" if changed else "read", scope, reader, message["status"])
+                changing, status = scope["method"] in CHANGING, message["status"]
+                did: Literal["read", "changed", "refused"] = "read" if not changing else "changed"
+                readers.note("refused" if changing and status >= 400 else did, scope, reader, status)
             elif message.get("more_body") and not readers.holds(reader, scope["path"]):
                 raise _RevokedError
             await send(message)
@@ -508,6 +569,16 @@ class ReadersOnly:
         except _RevokedError:
             readers.note("refused", scope, reader, 401)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def roles_in(scope: Scope) -> frozenset[Role]:
+    """Return what the reader of an admitted request may do besides viewing."""
+    return scope.get("state", {}).get(_HELD_ROLES, frozenset())  # type: ignore[no-any-return]
+
+
+def reader_name(scope: Scope) -> str:
+    """Return the name of the reader of an admitted request; empty with the hub's own token, which has none."""
+    return str(scope.get("state", {}).get(_READER_NAME, ""))
 
 
 def browser_of(scope: Scope) -> str:

@@ -15,9 +15,7 @@ from typing import Any, BinaryIO
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
-from stepscope.alerts.requests import user_name
 from stepscope.errors import RunError
-from stepscope.hub.api.auth import MAY_CHANGE
 from stepscope.hub.api.changes import change_run, read_body
 from stepscope.hub.api.resource import Parameter, Query, Resource
 from stepscope.hub.api.responses import ApiError
@@ -73,8 +71,7 @@ def _row(query: Query, record: CaptureRecord) -> dict[str, Any]:
 
 def _may(query: Query) -> list[str]:
     """What this reader may do besides reading."""
-    changes = query.request.scope.get("state", {}).get(MAY_CHANGE) is True
-    return ["capture"] if changes and not query.run.over else []
+    return ["capture"] if "capture" in query.roles and not query.run.over else []
 
 
 async def _request(query: Query) -> Mapping[str, Any]:
@@ -84,7 +81,7 @@ async def _request(query: Query) -> Mapping[str, Any]:
     )
     body = await read_body(query, _NewCapture, form)
     fields = msgspec.structs.asdict(body)
-    fields["by"] = body.by or user_name(os.environ)
+    fields["by"] = query.signed(body.by)
     if body.ranks:
         fields["choose"] = "listed"
 
@@ -176,6 +173,6 @@ CAPTURE_CHANGES = (
         about="Request a capture of some steps of a running job; the record of the capture will name the request.",
         answer=_request,
         method="POST",
-        changes=True,
+        role="capture",
     ),
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from stepscope.hub.api.auth import MAY_CHANGE, ONLY_RUN
+from stepscope.hub.api.auth import ONLY_RUN
 from stepscope.hub.api.resource import Parameter, Query, Resource
 from stepscope.hub.api.responses import ApiError
 from stepscope.hub.live.rules import MOST_JUDGED, run_data_of, select, snapshot
@@ -116,8 +116,7 @@ async def _incident(query: Query) -> Mapping[str, Any]:
 
 def _may(query: Query) -> list[str]:
     """What this reader may do besides reading: acknowledge and silence incidents of a run that is active."""
-    changes = query.request.scope.get("state", {}).get(MAY_CHANGE) is True
-    return ["acknowledge", "silence"] if changes and not query.run.over else []
+    return ["acknowledge", "silence"] if "alerts" in query.roles and not query.run.over else []
 
 
 INCIDENT_RESOURCES = (

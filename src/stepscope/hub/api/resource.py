@@ -7,6 +7,7 @@ refused.  An answer is a document (a mapping), a ``Body``, or a complete Respons
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stepscope import __version__
-from stepscope.hub.api.auth import MAY_CHANGE, ONLY_RUN, why_forged
+from stepscope.alerts.requests import user_name
+from stepscope.hub.api.auth import ONLY_RUN, Role, reader_name, roles_in, why_forged
 from stepscope.hub.api.responses import ApiError, Body, answer, failure
 from stepscope.hub.open_run import OpenRun
 from stepscope.hub.runs import Runs
@@ -95,6 +97,20 @@ class Query:
             raise ApiError(404, "there is no such run")
         return self.opened
 
+    @property
+    def roles(self) -> frozenset[Role]:
+        """What this reader may do besides viewing."""
+        return roles_in(self.request.scope)
+
+    @property
+    def who(self) -> str:
+        """The reader's name; with the hub's own token the user that runs the hub."""
+        return reader_name(self.request.scope) or user_name(os.environ)
+
+    def signed(self, claimed: str) -> str:
+        """The name under which a change is recorded: readers with a name cannot choose another."""
+        return reader_name(self.request.scope) or claimed or user_name(os.environ)
+
     def accepts(self, media_type: str) -> bool:
         """Whether the client explicitly accepts this media type."""
         wanted = self.request.headers.get("accept", "")
@@ -116,8 +132,8 @@ class Resource:
     """Whether it needs no token; ``api.auth.OPEN_PATHS`` decides, and a test keeps the two consistent."""
     path_parameters: Mapping[str, str] = field(default_factory=dict)
     """Descriptions of ``{name}`` in the path, except the run."""
-    changes: bool = False
-    """Whether it changes a run: not everyone may, and the run is not opened for it."""
+    role: Role | None = None
+    """What a reader needs for it besides viewing: it changes a run, which is not opened for it."""
 
 
 def route_of(resource: Resource, runs: Runs) -> Route:
@@ -125,10 +141,12 @@ def route_of(resource: Resource, runs: Runs) -> Route:
         try:
             values = _values(resource, request)
             name = request.path_params.get("run")
-            if resource.changes:
-                _check_change(request)
-            opened = await runs.open(name) if name is not None and not resource.changes else None
-            if name is not None and not resource.changes and (opened is None or not _may_read(request, opened)):
+            opened = None
+            if resource.role is not None:
+                await _check_change(request, resource.role, runs)
+            elif name is not None:
+                opened = await runs.open(name)
+            if name is not None and resource.role is None and (opened is None or not _may_read(request, opened.id)):
                 raise ApiError(404, "there is no such run")
             given = resource.answer(Query(request=request, runs=runs, values=values, opened=opened))
             content = await given if inspect.isawaitable(given) else given
@@ -140,18 +158,23 @@ def route_of(resource: Resource, runs: Runs) -> Route:
     return Route(resource.path, endpoint, methods=methods)
 
 
-def _check_change(request: Request) -> None:
-    """ApiError(403) if this reader, or the page that sent the request, may not change anything."""
-    if request.scope.get("state", {}).get(MAY_CHANGE) is not True:
-        raise ApiError(403, "only the hub's own token may change runs")
+async def _check_change(request: Request, role: Role, runs: Runs) -> None:
+    """ApiError if this reader, or the page that sent the request, may not change this."""
+    if role not in roles_in(request.scope):
+        raise ApiError(403, f"you need the role {role} for this, or the hub's own token")
     if why := why_forged(request):
         raise ApiError(403, why)
+    name = request.path_params.get("run")
+    if name is not None and request.scope.get("state", {}).get(ONLY_RUN) is not None:
+        path = await runs.existing(name)
+        if path is None or not _may_read(request, runs.id_of(path)):
+            raise ApiError(404, "there is no such run")
 
 
-def _may_read(request: Request, opened: OpenRun) -> bool:
+def _may_read(request: Request, run_id: str) -> bool:
     """Whether the token covers the run: a hub also accepts its run's requested name, which may be another run's."""
     only = request.scope.get("state", {}).get(ONLY_RUN)
-    return only is None or only == opened.id
+    return only is None or only == run_id
 
 
 def _values(resource: Resource, request: Request) -> dict[str, Any]:
@@ -195,7 +218,7 @@ def openapi(resources: Sequence[Resource], *, ingest: bool) -> dict[str, Any]:
         "info": {
             "title": "Stepscope hub",
             "version": __version__,
-            "description": "docs/api.md explains every response. Only the hub's own token may change anything.",
+            "description": "docs/api.md explains every response. Changes need a role, or the hub's own token.",
         },
         "components": {
             "securitySchemes": {

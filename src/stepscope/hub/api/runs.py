@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from stepscope.errors import RunError, UsageError
-from stepscope.hub.api.auth import MAY_LABEL, ONLY_RUN
+from stepscope.hub.api.auth import ONLY_RUN
 from stepscope.hub.api.resource import Parameter, Query, Resource
 from stepscope.hub.api.responses import ApiError, Body, json_body
 from stepscope.hub.open_run import OpenRun
@@ -177,6 +177,9 @@ _HIDDEN = ("path",)
 
 async def _list(query: Query) -> Mapping[str, Any]:
     entries = _readable(query, await query.runs.entries())
+    user = query.values["user"]
+    if user is not None:
+        entries = [entry for entry in entries if entry.user == user]
     first, limit = query.values["first"], query.values["limit"]
     chosen = entries[first : first + limit]
     open_now = {run.path: findings_of(run)["verdict"] for run in query.runs.live() if not run.over}
@@ -189,14 +192,12 @@ async def _list(query: Query) -> Mapping[str, Any]:
         }
         for entry in chosen
     ]
-    return {"total": len(entries), "runs": rows, "may": _may(query)}
+    return {"total": len(entries), "runs": rows, "may": _may(query), "me": query.who}
 
 
 def _may(query: Query) -> list[str]:
     """Return what this reader may do besides reading."""
-    if query.request.scope.get("state", {}).get(MAY_LABEL) is not True:
-        return []
-    return ["label", "delete"] if query.runs.may_delete else ["label"]
+    return [role for role in ("label", "delete") if role in query.roles and (role == "label" or query.runs.may_delete)]
 
 
 async def _history(query: Query) -> Mapping[str, Any]:
@@ -288,6 +289,7 @@ RUN_RESOURCES = (
         parameters=(
             Parameter(name="first", about="how many to skip", default=0),
             Parameter(name="limit", about="maximum number", default=MOST_LISTED, least=1, most=MOST_LISTED),
+            Parameter(name="user", about="only runs that this user started; `me` of the answer is you", kind="text"),
         ),
     ),
     Resource(
@@ -309,7 +311,7 @@ RUN_RESOURCES = (
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
-# Name, tags and note of a run, and deleting it: for the hub's own token alone (``api/auth.py``).  The measurements of a
+# Name, tags and note of a run, and deleting it, for readers with these roles (``api/auth.py``).  The measurements of a
 # run cannot be changed.
 
 BODY_BYTES = 64 << 10
@@ -363,14 +365,14 @@ CHANGE_RESOURCES = (
         about="Change the name, the tags or the note of a run: what the body contains. Answers with all of them.",
         answer=_label,
         method="POST",
-        changes=True,
+        role="label",
     ),
     Resource(
         path="/api/v1/runs/{run}",
         about="Delete a run that is over. 409 if it is active, of another user, or in use.",
         answer=_delete,
         method="DELETE",
-        changes=True,
+        role="delete",
     ),
 )
 
