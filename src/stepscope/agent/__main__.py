@@ -31,12 +31,15 @@ def main() -> int:
     parser.add_argument("--node", type=int, default=0, help="number of this node at the hub")
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--run-name", default="", help="name of the run at the hub")
+    parser.add_argument("--team-hub", metavar="URL", help="send a copy of a run on one node to the team's hub")
+    parser.add_argument("--team-run", default="", help="name of the run there")
     args = parser.parse_args()
     policy = HangPolicy(after_s=args.hang_after, action=args.on_hang)
     name = args.run_name or args.run_dir.name
     hub = Destination(url=args.hub, run=name, node=args.node, nnodes=args.nnodes) if args.hub else None
+    team = Destination(url=args.team_hub, run=args.team_run, node=1, nnodes=2) if args.team_hub else None
     try:
-        return tend(args.run_dir, args.session, interval_s=args.interval, on_hang=policy, hub=hub)
+        return tend(args.run_dir, args.session, interval_s=args.interval, on_hang=policy, hub=hub, team=team)
     except StepscopeError as error:
         say(f"agent: {error}")
         return error.exit_code

@@ -38,7 +38,7 @@ from stepscope.records.run_clock import process_start_ticks
 from stepscope.records.text import say
 from stepscope.ring import RingHeader
 from stepscope.store.captures import CAPTURES_BYTES
-from stepscope.store.documents import Destination, read_meta, write_meta
+from stepscope.store.documents import Destination, note_delivered, read_meta, write_meta
 from stepscope.store.file_io import disk_limit, read_jsonl
 from stepscope.store.live.logs import OutputCopier
 from stepscope.store.liveness import LeaseKeeper, is_watched, remove_session
@@ -94,9 +94,13 @@ class Agent:
         on_hang: HangPolicy | None = None,
         probes: Probes | None = None,
         shipper: Shipper | None = None,
+        copier: Shipper | None = None,
         launcher: int = 1,
     ) -> None:
-        """Raise NotARun if ``run_dir`` is not a run. ``launcher`` is the descriptor that the launcher reads."""
+        """Raise NotARun if ``run_dir`` is not a run. ``launcher`` is the descriptor that the launcher reads.
+
+        ``copier`` sends a copy of the run to the team's hub.
+        """
         meta = read_meta(run_dir)
         self._run_dir = run_dir
         self._session = session
@@ -114,8 +118,9 @@ class Agent:
         self._owned = owner is not None
         self._parents = Parents(meta, owner)
         self._git = self._ask_git(run_dir, meta)
-        self._shipper = shipper
-        samples = SampleKeeper(run_dir, shipper.samples if shipper is not None else None)
+        self._shipper, self._copier = shipper, copier
+        sends = shipper or copier
+        samples = SampleKeeper(run_dir, sends.samples if sends is not None else None)
         self._disk = DiskKeeper(run_dir, disk_limit(meta), journal=self._journal, samples=samples)
         passes_on = shipper is not None and shipper.to.node != 0
         self._captures = CaptureCourier(run_dir, session, self._journal, most_bytes=CAPTURES_BYTES if passes_on else 0)
@@ -150,6 +155,8 @@ class Agent:
         self._journal.flush()
         if self._shipper is not None:
             self._shipper.start()
+        if self._copier is not None:
+            self._copier.start()
         ending: Ending | None = None
         while ending is None:
             self._wait()
@@ -400,12 +407,16 @@ class Agent:
             drain.close()
         remove_session(self._session)
         self._ship_rest(ending)
+        self._copy_rest(ending)
 
     def _take_news(self) -> None:
         for event, fields in self._shipper.news() if self._shipper is not None else ():
             self._journal.event(event, **fields)
             if event in ("hub_refused", "hub_lost"):  # the user may have to act on it
                 say(f"{fields['why']}; recording continues on this node")
+        for event, fields in self._copier.news() if self._copier is not None else ():
+            if event in ("hub_refused", "hub_lost"):  # no event of the run: nothing is missing in it
+                say(f"the team's hub: {fields['why']}; recording continues, and what is missing there is sent later")
 
     def _ship_rest(self, ending: Ending) -> None:
         """Send the hub what it is missing after everything is written, and tell the launcher whether it has it all.
@@ -424,6 +435,25 @@ class Agent:
             self._note_name(self._shipper.run_name)
         try:
             os.write(self._launcher, (json.dumps(self.delivered.word()) + "\n").encode())
+        except OSError:
+            pass  # the launcher is gone
+
+    def _copy_rest(self, ending: Ending) -> None:
+        """Send the team's hub what it is missing; what it does not get in time stays here for ``stepscope send``."""
+        if self._copier is None:
+            return
+        if ending == "terminated":
+            self._copier.stop()
+            return
+        end = self._control.end or {"exit_code": None, "status": "orphaned"}
+        copied = self._copier.finish(end, SHIPPING_S, given_up=lambda: self._terminated)
+        if copied.whole and ending == "orphaned":  # otherwise its launcher does it, the only writer of the file
+            try:
+                note_delivered(self._run_dir)
+            except RunUnwritable as error:
+                say(str(error))
+        try:
+            os.write(self._launcher, (json.dumps({"copied": copied.word()}) + "\n").encode())
         except OSError:
             pass  # the launcher is gone
 
@@ -489,12 +519,13 @@ def tend(
     interval_s: float = 0.2,
     on_hang: HangPolicy | None = None,
     hub: Destination | None = None,
+    team: Destination | None = None,
 ) -> int:
     """Record a run until it is over and return the exit code. Raise NotARun if ``run_dir`` is not a run.
 
     ``owner`` is a process that may still start ranks, for jobs without a Stepscope launcher that announces the end.
     Everything is sent to ``hub``. On a node other than the hub's own, the run directory is only a spool, which is
-    deleted once the hub has it.
+    deleted once the hub has it. ``team``: the hub of the team, which gets a copy of a run on one node.
     """
     os.umask(umask_of(run_dir))
     run_clock.follow_run(read_meta(run_dir))
@@ -504,7 +535,22 @@ def tend(
 
         probes = Probes(platform.node(), hub.node)
         shipper = Shipper(run_dir, hub, probe_port=probes.port)
-    agent = Agent(run_dir, session, owner=owner, interval_s=interval_s, on_hang=on_hang, probes=probes, shipper=shipper)
+    copier = None
+    if team is not None:
+        from stepscope.agent.shipping.sender import Shipper
+        from stepscope.wire.handshake import KeyRing, team_environ
+
+        copier = Shipper(run_dir, team, keys=KeyRing(team_environ(os.environ), tell=lambda _: None).refresh)
+    agent = Agent(
+        run_dir,
+        session,
+        owner=owner,
+        interval_s=interval_s,
+        on_hang=on_hang,
+        probes=probes,
+        shipper=shipper,
+        copier=copier,
+    )
     if agent.run() != "orphaned":
         return 0
     if hub is not None and hub.node != 0:

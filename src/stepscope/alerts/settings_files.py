@@ -53,7 +53,7 @@ __all__ = ["SettingsTable", "holds_address", "load_settings", "load_tables"]
 
 LARGEST_BYTES = 64 << 10
 """Of a settings file: all of it must fit into one variable of an environment (128 KiB)."""
-OTHER_TABLES = ("export", "archive")
+OTHER_TABLES = ("export", "archive", "hub")
 """Which other packages read."""
 MOST_RULES = 100
 MOST_RECEIVERS = 30

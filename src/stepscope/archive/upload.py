@@ -42,7 +42,7 @@ from stepscope.errors import ArchiveError, ArchiveMissing, RunError
 from stepscope.records.files import open_file
 from stepscope.records.text import Progress, checked_name, no_progress
 from stepscope.store.catalog import delete_run, run_entry
-from stepscope.store.documents import load_summary, read_meta
+from stepscope.store.documents import awaits_delivery, load_summary, read_meta
 from stepscope.store.liveness import is_local, processes_alive, read_lease
 from stepscope.store.locks import is_stage_committed
 
@@ -162,6 +162,8 @@ def _require_finished(run_dir: Path) -> None:
         raise RunError(f"{run_dir} is still active; archive it when it is over")
     if isinstance(meta.get("hub"), dict):
         raise RunError(f"{run_dir} is only the data of one node; `stepscope send {run_dir}` delivers it to the run")
+    if awaits_delivery(meta):
+        raise RunError(f"the team's hub does not have all of {run_dir} yet; `stepscope send {run_dir}` delivers it")
     if meta.get("sealed") is not True or is_stage_committed(run_dir) or load_summary(run_dir) is None:
         raise RunError(f"{run_dir} was not finalized; run `stepscope report {run_dir}` first")
 

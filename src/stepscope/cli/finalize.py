@@ -25,7 +25,7 @@ from stepscope.records.redacted_copy import Redactor
 from stepscope.records.series import RunData
 from stepscope.records.text import say
 from stepscope.reports import render_text, summarize
-from stepscope.store.documents import log_names, read_meta, remove_hub_file, save_summary
+from stepscope.store.documents import TEAM_HUB, Destination, log_names, read_meta, remove_hub_file, save_summary
 from stepscope.store.live.logs import copy_rest
 from stepscope.store.liveness import clock_ahead_s, processes_alive, read_lease, sealing_barred
 from stepscope.store.load import open_run
@@ -158,6 +158,8 @@ def _write_page(
 
 def _spool_notice(run_dir: Path, meta: Mapping[str, Any]) -> list[str]:
     """Notice that a spool is not the whole run."""
+    if (team := Destination.from_meta(meta, TEAM_HUB)) is not None:
+        return [f"The team's hub at {team.url} does not have all of this run yet; run `stepscope send {run_dir}`."]
     hub = meta.get("hub")
     if not isinstance(hub, Mapping):
         return []

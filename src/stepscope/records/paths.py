@@ -62,6 +62,9 @@ __all__ = [
     "ENV_SESSION",
     "ENV_STACKS",
     "ENV_SWITCH",
+    "ENV_TEAM_HUB",
+    "ENV_TEAM_KEY",
+    "ENV_TEAM_KEY_FILE",
     "ENV_TORCH_DUMPS",
     "ENV_USER",
     "FLIGHT",
@@ -113,6 +116,11 @@ ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"
 ENV_KEEP_EVIDENCE = "STEPSCOPE_KEEP_EVIDENCE"
 """``1``: keep what the watchdog gathers in single-host jobs, too, for tests to replay."""
 ENV_KEY = "STEPSCOPE_KEY"
+ENV_TEAM_HUB = "STEPSCOPE_HUB"
+"""Address of the team's hub, which gets every run that starts here (``cli/launch/team_hub.py``); ``off``: none."""
+ENV_TEAM_KEY = "STEPSCOPE_HUB_KEY"
+"""The key that proves a sender to the team's hub; not passed on to the job."""
+ENV_TEAM_KEY_FILE = "STEPSCOPE_HUB_KEY_FILE"
 ENV_LAYERS = "STEPSCOPE_LAYERS"
 """One of LAYER_MODES; not set: ``sampled``."""
 LAYER_MODES = ("off", "sampled", "every")

@@ -27,7 +27,7 @@ from stepscope.errors import NotARun, RunError, RunUnwritable, UsageError
 from stepscope.records.finding import SEVERITIES, Severity, status_severity
 from stepscope.records.text import Progress, no_progress
 from stepscope.store import file_io
-from stepscope.store.documents import load_findings, load_summary, read_meta
+from stepscope.store.documents import awaits_delivery, load_findings, load_summary, read_meta
 from stepscope.store.live.ring_files import RingSidecar, read_sidecars
 from stepscope.store.liveness import is_local, launcher_alive, processes_alive, sealing_barred, session_of
 from stepscope.store.locks import LockBusy, locked, take_lock, writing_barred
@@ -206,7 +206,7 @@ def _in_use(run_dir: Path, meta: dict[str, Any], *, watch: bool, progress: Progr
     """Why a run must not be deleted now; ``seen``: a remote run was watched before."""
     if launcher_alive(meta) or processes_alive(run_dir):
         return "it is still active"
-    if isinstance(meta.get("hub"), dict):
+    if awaits_delivery(meta):
         return "it has data that its hub may not have yet; `stepscope send` delivers it"
     if seen or meta.get("sealed") is True or is_local(meta):
         return None

@@ -79,15 +79,24 @@ def create_run(
     return paths
 
 
-def create_run_at(run_dir: Path, session: Path, command: Sequence[str], *, version: str = "") -> RunPaths:
-    """Make a run without a launcher, at paths that its ranks already chose (``stepscope.init()``)."""
+def create_run_at(
+    run_dir: Path,
+    session: Path,
+    command: Sequence[str],
+    *,
+    version: str = "",
+    more: Mapping[str, Any] | None = None,
+) -> RunPaths:
+    """Make a run without a launcher, at paths that are chosen: by its ranks (``stepscope.init()``), or by a hub that
+    receives it.  ``more`` is added to ``run.json``.
+    """
     if (run_dir / META).exists():
         raise RunUnwritable(f"{run_dir} is already a run")
     try:
         run_dir.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     except OSError as error:
         raise RunUnwritable(f"cannot create {run_dir}: {error.strerror}") from error
-    _begin(run_dir, session, command, version, os.environ, None)
+    _begin(run_dir, session, command, version, os.environ, None, more)
     return RunPaths(name=run_dir.name, wanted=run_dir.name, run_dir=run_dir, session=session)
 
 

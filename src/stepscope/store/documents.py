@@ -27,15 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RUN_SCHEMA",
+    "TEAM_HUB",
     "Destination",
     "HubFile",
     "NodeInfo",
     "RunStatus",
+    "awaits_delivery",
     "clock_offsets",
     "end_run",
     "load_findings",
     "load_summary",
     "log_names",
+    "note_delivered",
     "read_finding_history",
     "read_hub_file",
     "read_meta",
@@ -326,12 +329,28 @@ class Destination:
     nnodes: int
 
     @classmethod
-    def from_meta(cls, meta: Mapping[str, Any]) -> Destination | None:
-        """Read the entry; return None if it is missing or invalid."""
-        hub = meta.get("hub")
+    def from_meta(cls, meta: Mapping[str, Any], key: str = "hub") -> Destination | None:
+        """Read the entry; return None if it is missing or invalid.  ``TEAM_HUB``: where a copy of a run is sent."""
+        hub = meta.get(key)
         if not isinstance(hub, dict):
             return None
         url, run, node, nnodes = (hub.get(name) for name in ("url", "run", "node", "nnodes"))
         if not (isinstance(url, str) and isinstance(run, str) and type(node) is int and type(nnodes) is int):
             return None
         return cls(url=url, run=run, node=node, nnodes=nnodes)
+
+
+TEAM_HUB = "team_hub"
+"""In ``run.json`` of a run on one node, until the team's hub has all of it: its destination there."""
+
+
+def awaits_delivery(meta: Mapping[str, Any]) -> bool:
+    """Whether a hub may not have all data of a run directory yet, so that its files must stay as they are."""
+    return isinstance(meta.get("hub"), dict) or isinstance(meta.get(TEAM_HUB), dict)
+
+
+def note_delivered(run_dir: Path) -> None:
+    """Record that the team's hub has all of a run, which may be sealed from now on."""
+    meta = dict(read_meta(run_dir))
+    if meta.pop(TEAM_HUB, None) is not None:
+        write_meta(run_dir, meta)

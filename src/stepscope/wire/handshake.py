@@ -52,7 +52,7 @@ from typing import Any
 
 from stepscope.errors import FrameError, UsageError
 from stepscope.records.files import key_path, private_folder, write_private
-from stepscope.records.paths import ENV_KEY
+from stepscope.records.paths import ENV_KEY, ENV_TEAM_KEY, ENV_TEAM_KEY_FILE
 from stepscope.records.text import say
 from stepscope.wire.frames import HELLO_BYTES, JOIN_BYTES
 
@@ -77,6 +77,7 @@ __all__ = [
     "rotate_key",
     "sign",
     "signed",
+    "team_environ",
     "write_challenge",
     "write_hello",
     "write_join",
@@ -104,6 +105,15 @@ def load_keys(environ: Mapping[str, str] | None = None) -> tuple[bytes, ...]:
         return (_digest(given),)
     path = _key_file(environ)
     return tuple(map(_digest, _lines(path, kept_secret(path, "key", f"set {ENV_KEY}"))))
+
+
+def team_environ(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Where the key of the team's hub is, for ``load_keys`` and ``KeyRing``: the user's own if no other is named."""
+    if given := environ.get(ENV_TEAM_KEY):
+        return {ENV_KEY: given}
+    if named := environ.get(ENV_TEAM_KEY_FILE):
+        return {ENV_KEY_FILE: named}
+    return environ
 
 
 def _key_file(environ: Mapping[str, str]) -> Path:

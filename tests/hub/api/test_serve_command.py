@@ -149,7 +149,7 @@ def test_open_shows_the_page_and_hides_the_token_from_the_machine(
         ([".", "--token-file", "open"], "other users can read the token"),
         ([".", "--token-file", "short"], "cut off"),
         (["--all", "short"], "--all serves all your runs; omit short"),
-        (["--all", "--accept"], "--accept needs one folder"),
+        (["--all", "--accept"], "--accept and --join need one folder"),
     ],
 )
 def test_what_cannot_be_served_is_told(

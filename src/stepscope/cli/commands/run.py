@@ -30,12 +30,13 @@ from stepscope.cli.launch.helpers import DEFAULT_PORT, ExportOptions, HubOptions
 from stepscope.cli.launch.record import JobOptions, record
 from stepscope.errors import UsageError
 from stepscope.records.files import PRIVATE, SHARED_WITH
-from stepscope.records.paths import ENV_ALERT, ENV_SWITCH, LAYER_MODES
+from stepscope.records.paths import ENV_ALERT, ENV_SWITCH, ENV_TEAM_HUB, LAYER_MODES
 from stepscope.records.text import default_name, did_you_mean, nearest, say
 
 if TYPE_CHECKING:
     from stepscope.alerts.settings import AlertSettings
     from stepscope.archive.location import ArchiveUrl
+    from stepscope.cli.launch.team_hub import TeamHub
 
 __all__ = ["add_arguments", "own_options", "without_option"]
 
@@ -314,6 +315,7 @@ def run(args: argparse.Namespace) -> int:
         export=_export(args) if watches and (configured or args.to) else ExportOptions(),
         archive=_archive(args) if watches and (configured or args.archive is not None) else None,
         hint=hint,
+        team=_team() if watches and (configured or os.environ.get(ENV_TEAM_HUB)) else None,
     )
     return record(job)
 
@@ -341,6 +343,12 @@ def _export(args: argparse.Namespace) -> ExportOptions:
         for notice in settings.notices:
             say(notice)
     return ExportOptions(words=tuple(each.text for each in settings.destinations), link=settings.link)
+
+
+def _team() -> TeamHub | None:
+    from stepscope.cli.launch.team_hub import load_team_hub
+
+    return load_team_hub(Path.cwd(), os.environ)
 
 
 def _archive(args: argparse.Namespace) -> ArchiveUrl | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -14,14 +15,15 @@ from stepscope.agent.drain import drain_leftovers
 from stepscope.agent.shipping.client import split_url
 from stepscope.agent.shipping.sender import Sender
 from stepscope.cli.arguments import run_path
+from stepscope.cli.launch.team_hub import team_variables
 from stepscope.cli.output import progress_bar
 from stepscope.errors import HubError, RunError, UsageError
 from stepscope.records.text import bytes_text, count_text, say
-from stepscope.store.documents import Destination, read_meta
+from stepscope.store.documents import TEAM_HUB, Destination, note_delivered, read_meta
 from stepscope.store.liveness import clock_ahead_s, processes_alive, remove_session, sealing_barred, session_of
 from stepscope.store.locks import writing_barred
 from stepscope.store.paths import INBOX
-from stepscope.wire.handshake import load_keys
+from stepscope.wire.handshake import load_keys, team_environ
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
@@ -49,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
     meta = read_meta(run_dir)
     to = _destination(run_dir, meta, args.to)
     split_url(to.url)
-    load_keys()
+    team = Destination.from_meta(meta, TEAM_HUB) is not None and Destination.from_meta(meta) is None
+    keys = _team_keys if team else load_keys
+    keys()
     if (run_dir / INBOX).exists():
         raise UsageError(f"{run_dir} is the run of all nodes, not the folder of one node")
     if meta.get("sealed") is True:
@@ -61,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if barred:
         raise RunError(f"{run_dir} cannot be sent from here: {barred}")
     _drain(run_dir, meta)
-    sender = Sender(run_dir, to, load_keys)
+    sender = Sender(run_dir, to, keys)
     try:
         _deliver(sender, meta.get("end") or UNKNOWN_END)
     finally:
@@ -70,6 +74,11 @@ def run(args: argparse.Namespace) -> int:
     if unsent := sender.unsent():
         say(f"{done}; {unsent}, so {run_dir} is kept")
         return RunError.exit_code
+    if team:
+        from stepscope.cli.finalize import finalize_run
+
+        note_delivered(run_dir)
+        finalize_run(run_dir)
     if Destination.from_meta(meta) is None:
         say(done)
         return 0
@@ -81,8 +90,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _team_keys() -> tuple[bytes, ...]:
+    return load_keys(team_environ({**os.environ, **team_variables(os.environ)}))
+
+
 def _destination(run_dir: Path, meta: Mapping[str, Any], url: str | None) -> Destination:
-    to = Destination.from_meta(meta)
+    to = Destination.from_meta(meta) or Destination.from_meta(meta, TEAM_HUB)
     if to is None and url is None:
         raise UsageError(f"{run_dir} does not name its hub; specify one with --to URL")
     if to is None:

@@ -129,6 +129,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--read-only", action="store_true", help="do not let the page rename, tag or delete runs, even with your token"
     )
     parser.add_argument("--accept", action="store_true", help="accept data of these runs from `stepscope send`")
+    parser.add_argument(
+        "--join",
+        action="store_true",
+        help="be the hub of a team: also accept new runs of jobs whose settings name this hub (docs/team-hub.md)",
+    )
     parser.add_argument("--open", action="store_true", help="open the page in your browser")
     parser.add_argument(
         "--until-eof", action="store_true", help="also stop at the end of standard input, for use by other programs"
@@ -162,6 +167,8 @@ def run(args: argparse.Namespace) -> int:
         folder = run_path(args.dir) if archive is None else None
     else:
         folder = None if args.all else served_folder(args.dir, other_content=_has_traces)
+    if args.join and folder is not None and _name_of(folder):
+        raise UsageError(f"--join needs a folder of runs; {folder} is one run")
     with (
         listen(host, port, in_use=IN_USE) as listening,
         _token(args.token_file, listening.getsockname()[1], persistent=args.all) as (place, token),
@@ -188,8 +195,8 @@ def _archive(args: argparse.Namespace) -> Archive | None:
     """The archive to serve; None if it is a run.  An error now rather than on the page if it cannot be read."""
     from stepscope.archive.cache import Archive
 
-    if args.accept:
-        raise UsageError("--accept needs a folder on disk to receive into; an archive is only read")
+    if args.accept or args.join:
+        raise UsageError("--accept and --join need a folder on disk to receive into; an archive is only read")
     archive = Archive(args.dir, os.environ)
     return None if archive.is_run() else archive
 
@@ -197,8 +204,8 @@ def _archive(args: argparse.Namespace) -> Archive | None:
 def _check_all(args: argparse.Namespace) -> None:
     if args.dir is not None:
         raise UsageError(f"--all serves all your runs; omit {args.dir}, or omit --all to serve only that folder")
-    if args.accept:
-        raise UsageError("--accept needs one folder to receive into: `stepscope serve DIR --accept`")
+    if args.accept or args.join:
+        raise UsageError("--accept and --join need one folder to receive into: `stepscope serve DIR --accept`")
 
 
 def _tell_already(hub: UserHub, *, open_it: bool) -> int:
@@ -380,8 +387,15 @@ async def _serve(
     refusals, audit = Refusals(), _audit(served if archive is None else str(archive.url), args.audit_log)
     fingerprint = tls.fingerprint if tls is not None else b""
     agents = None
-    if args.accept:
-        agents = FolderIngest(runs.path_of, refusals, fingerprint=fingerprint, done=_finish, audit=audit)
+    if args.accept or args.join:
+        agents = FolderIngest(
+            runs.path_of,
+            refusals,
+            fingerprint=fingerprint,
+            done=_finish,
+            audit=audit,
+            team_folder=folder if args.join else None,
+        )
     port = listening.getsockname()[1]
     readers = Readers(
         token,

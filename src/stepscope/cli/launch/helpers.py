@@ -42,6 +42,7 @@ from stepscope.records.text import say
 from stepscope.store.documents import HubFile, RunStatus, end_run, remove_hub_file, write_hub_file
 
 if TYPE_CHECKING:
+    from stepscope.cli.launch.team_hub import TeamHub
     from stepscope.hub.transport import TlsFiles
 
 __all__ = [
@@ -337,14 +338,35 @@ class HubLink:
 
 
 class AgentChild:
-    def __init__(self, run_dir: Path, session: Path, on_hang: HangPolicy, link: HubLink | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        session: Path,
+        on_hang: HangPolicy,
+        link: HubLink | None = None,
+        *,
+        team: TeamHub | None = None,
+        team_run: str = "",
+    ) -> None:
+        """``team``: where a copy of the run is sent, under the name ``team_run``."""
         words = ["stepscope.agent", "--run-dir", str(run_dir), "--session", str(session)]
         words += ["--hang-after", str(on_hang.after_s), f"--on-hang={on_hang.action}"]
         if link is not None:
             words += ["--hub", link.url, "--node", str(link.node), "--nnodes", str(link.nnodes)]
             words += [f"--run-name={link.run}"]
-        self._link = link
-        self._helper = Helper("agent", words, starts=AGENT_STARTS, without="steps stay in their rings until the end")
+        if team is not None:
+            words += ["--team-hub", team.url, f"--team-run={team_run}"]
+        self._link, self._team = link, team
+        self._helper = Helper(
+            "agent",
+            words,
+            starts=AGENT_STARTS,
+            without="steps stay in their rings until the end",
+            variables=None if team is None else team.variables,
+        )
+        self.copied: bool | None = None
+        """Whether the team's hub has all of the run; None: nothing was reported."""
+        self.why_not_copied = ""
         self._gone = False
         self._wants_end = False
         self.delivered = False
@@ -374,17 +396,19 @@ class AgentChild:
         self._helper.tell({"end": end.to_dict()})
         began_s = time.monotonic()
         if self._link is not None and self._link.sends:
-            self._let_send(self._link, began_s, quiet=quiet)
+            self._let_send(self._link.url, began_s, quiet=quiet)
+        elif self._team is not None:
+            self._let_send(self._team.url, began_s, quiet=quiet)
         elif not self._helper.wait(began_s + AGENT_END_S):
             say("the agent did not exit; the summary may lack the last steps")
             self._helper.end()
         self._hear()
         self._gone = True
 
-    def _let_send(self, link: HubLink, began_s: float, *, quiet: bool) -> None:
+    def _let_send(self, url: str, began_s: float, *, quiet: bool) -> None:
         if not self._helper.wait(began_s + SAY_AFTER_S):
             if not quiet:
-                say(f"sending the rest to {host_of(link.url)} … (Ctrl-C: stop waiting)")
+                say(f"sending the rest to {host_of(url)} … (Ctrl-C: stop waiting)")
             forget_signals()
             if not self._helper.wait(began_s + AGENT_END_S + SEND_S, patient=False):
                 self._helper.end(AGENT_GRACE_S)
@@ -394,6 +418,9 @@ class AgentChild:
             self._wants_end = self._wants_end or "abort" in word
             self.delivered = self.delivered or word.get("delivered") is True
             self.why_not = str(word.get("why", self.why_not))
+            if isinstance(copied := word.get("copied"), dict):
+                self.copied = copied.get("delivered") is True
+                self.why_not_copied = str(copied.get("why", ""))
             self.run_name = str(word.get("run") or self.run_name)
 
 

@@ -69,6 +69,7 @@ from stepscope.records.paths import (
     ENV_RUN_DIR,
     ENV_SESSION,
     ENV_SWITCH,
+    ENV_TEAM_KEY,
     ENV_TORCH_DUMPS,
     RING_SUFFIX,
     nccl_dumps,
@@ -77,7 +78,7 @@ from stepscope.records.paths import (
 from stepscope.records.run_clock import environment_of
 from stepscope.records.text import say
 from stepscope.store.create import RunPaths, create_run, discard_run
-from stepscope.store.documents import end_run, read_hub_file, read_meta
+from stepscope.store.documents import end_run, note_delivered, read_hub_file, read_meta
 from stepscope.store.liveness import process_alive
 from stepscope.store.paths import HUB, META, REPORT_FILE
 from stepscope.store.user_runs import add_folder, find_user_hub, run_id
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from stepscope.archive.location import ArchiveUrl
     from stepscope.cli.launch.live_view import LiveView
     from stepscope.cli.launch.slurm_tasks import Leader, Member
+    from stepscope.cli.launch.team_hub import TeamHub
 
 __all__ = ["JobOptions", "record"]
 
@@ -368,6 +370,8 @@ class JobOptions:
     """What is sent when something is wrong, and to whom; None: nothing."""
     export: ExportOptions = field(default_factory=ExportOptions)
     """The trackers that the run is written to."""
+    team: TeamHub | None = None
+    """The team's hub, which gets a copy of a run on one node."""
     archive: ArchiveUrl | None = None
     """Where the run is copied when it is over."""
     hint: str = ""
@@ -436,7 +440,8 @@ def _record(job: JobOptions, leader: Leader | None) -> int:
     user_page = None if link is not None and link.sends else _user_page(paths.run_dir)
     if not job.quiet:
         _tell_where(job, paths.run_dir, hub, link, user_page)
-    agent = AgentChild(paths.run_dir, paths.session, job.on_hang, link)
+    team, team_run = _join_team(job, paths.run_dir)
+    agent = AgentChild(paths.run_dir, paths.session, job.on_hang, link, team=team, team_run=team_run)
     view = _open_view(job, paths.run_dir, hub) if job.live else None
     forwarder = _open_forwarder(paths.run_dir) if job.native_output else None
     services = JobServices(
@@ -473,6 +478,7 @@ def _record(job: JobOptions, leader: Leader | None) -> int:
         elif link is not None and link.sends:
             _hand_over(paths, whole, link, agent, quiet=job.quiet)
         else:
+            _note_copied(paths.run_dir, team, team_run, agent, quiet=job.quiet)
             _conclude(paths.run_dir, whole, quiet=job.quiet, hint=job.hint)
             _pass_on(job, paths.run_dir, services, mask)
     return own.exit_code
@@ -485,6 +491,38 @@ def _continued(job: JobOptions, link: HubLink | None) -> RunPaths | None:
     from stepscope.cli.launch.other_nodes import continue_run
 
     return continue_run(job.root, job.name, _meta(job, link))
+
+
+def _join_team(job: JobOptions, run_dir: Path) -> tuple[TeamHub | None, str]:
+    """The team's hub, and the name of the run there."""
+    if job.team is None:
+        return None, ""
+    if job.nodes.several:
+        if not job.nodes.rank:
+            say("a run on several nodes is not sent to the team's hub")
+        return None, ""
+    try:
+        run = job.team.begin(run_dir)
+    except RunError as error:
+        say(f"{error}; the run is not sent to the team's hub")
+        return None, ""
+    if not job.quiet:
+        say(f"the team's page: {page_link(job.team.url, run)}")
+    return job.team, run
+
+
+def _note_copied(run_dir: Path, team: TeamHub | None, run: str, agent: AgentChild, *, quiet: bool) -> None:
+    if team is None:
+        return
+    if agent.copied:
+        with suppress(RunError):  # the end of the run cannot be written either, which is reported
+            note_delivered(run_dir)
+        if not quiet:
+            say(f"the team's hub has the run: {page_link(team.url, run)}")
+        return
+    why = f" ({agent.why_not_copied})" if agent.why_not_copied else ""
+    say(f"the team's hub at {host_of(team.url)} does not have all of the run{why}; send the rest later with")
+    say(f"    stepscope send {_short(run_dir)}")
 
 
 def _left_open(job: JobOptions) -> int | None:
@@ -747,7 +785,7 @@ def _environment(job: JobOptions, run_dir: Path, session: Path) -> dict[str, str
 def _bare_environment(job: JobOptions) -> dict[str, str]:
     """The job's own environment, without the key that our nodes share and the addresses that alerts are sent to."""
     ranks = rank_variables(job.step, os.environ) if job.ranks_are_tasks and job.step is not None else {}
-    ours = (ENV_KEY, ENV_ALERT, ENV_ALERT_SETTINGS)
+    ours = (ENV_KEY, ENV_TEAM_KEY, ENV_ALERT, ENV_ALERT_SETTINGS)
     return {**{name: value for name, value in os.environ.items() if name not in ours}, **ranks}
 
 

@@ -261,6 +261,19 @@ class Challenges:
                 return write_challenge(f"{issued}.{self._sum(issued)}", nonce, key, self._certificate)
         raise Refused(403, "key", OTHER_KEY)
 
+    def join_of(self, body: bytes, proof: str) -> Join:
+        """Return the join that is signed with a key, with a valid challenge; Refused otherwise."""
+        for key in self._keys():
+            try:
+                join = read_join(body, proof, key, self._certificate)
+            except FrameError as error:
+                raise Refused(400, "join", str(error)) from error
+            if join is not None:
+                if not self.holds(join.challenge):
+                    raise Refused(403, "join", "this join was already used")
+                return join
+        raise Refused(403, "key", OTHER_KEY)
+
     def holds(self, challenge: str) -> bool:
         issued, _, given = challenge.rpartition(".")
         right = hmac.compare_digest(self._sum(issued).encode(), given.encode(errors="replace"))
@@ -316,6 +329,8 @@ class Admission:
         self._nonces: dict[str, None] = {}
         self._known: dict[str, None] = {}
         self._arrivals: Buckets[str] = Buckets(rate=self._limits.joins_per_s, burst=self._limits.joins, most=ADDRESSES)
+        self.elsewhere = 0
+        """Agents of other runs that send to the same server."""
         self._agents = 0
         self._version = 0
         """Changes with the set of senders; used for peers."""
@@ -545,7 +560,7 @@ class Admission:
 
     def _pace(self) -> None:
         least_s = WATCHED_ROUND_S if self.watched else ROUND_S
-        self.next_s = max(least_s, self._agents / FRAMES_PER_S)
+        self.next_s = max(least_s, (self._agents + self.elsewhere) / FRAMES_PER_S)
 
     def peers_for(self, sender: Sender) -> tuple[Peer, ...] | None:
         """Return the peers that a sender should probe; None if unchanged."""

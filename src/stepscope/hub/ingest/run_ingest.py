@@ -22,14 +22,15 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from stepscope.errors import NotARun, StepscopeError
+from stepscope.errors import NotARun, RunError, StepscopeError, UsageError
 from stepscope.hub.audit import AuditLog
 from stepscope.hub.ingest.auth import ADDRESSES, SILENT_S, Admission, Challenges, SenderLimits
 from stepscope.hub.ingest.endpoints import (
@@ -45,17 +46,22 @@ from stepscope.hub.ingest.endpoints import (
 )
 from stepscope.hub.ingest.tail import InboxTail
 from stepscope.hub.limits import Buckets, Refusals, Refused, address_of, source_of
+from stepscope.hub.live.digests import DigestLog
+from stepscope.hub.live.lines import LayerLines, Lines
 from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.live.step_arrays import Planes
 from stepscope.hub.server import known
 from stepscope.records import run_clock
 from stepscope.records.paths import helper_command, helper_environment
-from stepscope.store.documents import read_meta
+from stepscope.records.text import checked_name
+from stepscope.store.create import create_run_at
+from stepscope.store.documents import RunStatus, end_run, read_meta, read_nodes
 from stepscope.store.inbox.journal import journals
 from stepscope.store.inbox.receiver import Inbox
 from stepscope.store.live.ring_files import read_sidecars
 from stepscope.store.liveness import launcher_alive
-from stepscope.wire.frames import HELLO_BYTES
-from stepscope.wire.handshake import HELLO_PATH, KeyRing
+from stepscope.wire.frames import HELLO_BYTES, JOIN_BYTES
+from stepscope.wire.handshake import HELLO_PATH, PROOF_HEADER, Join, KeyRing
 
 __all__ = ["FolderIngest", "NodeWatch", "RunIngest"]
 
@@ -221,6 +227,12 @@ class RunIngest:
             awaited |= set(range(1, self._nnodes)) - {node.node for node in known}
         return sorted(awaited)
 
+    @property
+    def all_ended(self) -> bool:
+        """Whether nodes joined, and all of them said bye."""
+        senders = self._admission.senders.values()
+        return bool(senders) and all(sender.bye for sender in senders)
+
     def close(self) -> None:
         if self._own_keys:
             self.keys.stop()
@@ -251,8 +263,14 @@ class RunIngest:
 
 IDLE_S = 20.0
 """A run is closed after this long without a frame."""
+TEAM_IDLE_S = 300.0
+"""The same for a run that is still recorded: its node, or the network, may be back soon."""
 TICK_S = 1.0
 MOST_OPEN = 16
+MOST_JOINED = 2000
+"""Of runs that joined by themselves."""
+UNREAD_BYTES = 256 << 10
+"""For the parts of a model that nobody reads: clients read these runs from their files."""
 _BEFORE = "/api/v1/runs/"
 
 
@@ -260,6 +278,8 @@ _BEFORE = "/api/v1/runs/"
 class _Open:
     gathering: RunIngest
     heard_s: float
+    joined: bool = False
+    """Whether it joined by itself."""
 
 
 class FolderIngest:
@@ -274,8 +294,11 @@ class FolderIngest:
         done: Callable[[Path], Any],
         idle_s: float = IDLE_S,
         audit: AuditLog | None = None,
+        team_folder: Path | None = None,
     ) -> None:
         """``run_dir_of``: the folder of a run, by name.  ``done``: called in a thread with each closed run.
+
+        ``team_folder``: where to put runs that join by themselves (``cli/launch/team_hub.py``); None: they may not.
 
         UsageError if there is no key.
         """
@@ -290,6 +313,9 @@ class FolderIngest:
         self._done = done
         self._idle_s = idle_s
         self._audit = audit
+        self._team_folder = team_folder
+        self._joining = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
         self._open: dict[Path, _Open] = {}
         self._before = IngestFigures()
         """Figures of runs that are closed again."""
@@ -311,7 +337,7 @@ class FolderIngest:
             if scope["path"] == HELLO_PATH:
                 await self._hello(scope, receive, send)
                 return
-            taking = await self._admitted(scope)
+            taking, receive = await self._admitted(scope, receive)
         except Refused as refused:
             self.refusals.count(refused.reason, address_of(scope))
             note_refused(self._audit, scope, refused, address_of(scope))
@@ -331,8 +357,11 @@ class FolderIngest:
                 raise Refused(413, "body_large", f"more than {HELLO_BYTES} bytes")
         await answer_hello(self._challenges, scope, body, send)
 
-    async def _admitted(self, scope: Scope) -> _Open:
-        """Return the run for a client with the key (join) or a token (frames); Refused reveals no runs."""
+    async def _admitted(self, scope: Scope, receive: Receive) -> tuple[_Open, Receive]:
+        """Return the run for a client with the key (join) or a token (frames), and the request's body.
+
+        Refused reveals no runs.
+        """
         name, _, what = scope["path"].removeprefix(_BEFORE).rpartition("/")
         token = dict(scope["headers"]).get(b"authorization", b"")
         run_dir = self._run_dir_of(name)
@@ -340,14 +369,44 @@ class FolderIngest:
             found = None if run_dir is None else self._open.get(run_dir)
             if found is None or found.gathering.ingest.admission.sender_of(token) is None:
                 raise Refused(401, "token", "the token is not valid for this hub; join again")
-            return found
+            return found, receive
         if not self._challenges.bears(token):
             raise no_challenge()
         known(scope)
+        if run_dir is None and self._team_folder is not None:
+            run_dir, receive = await self._begin(name, scope, receive)
         taking, why = (None, "no such run on this hub") if run_dir is None else await self._taking(run_dir)
         if taking is None:
             raise Refused(404, "join", why)
-        return taking
+        return taking, receive
+
+    async def _begin(self, name: str, scope: Scope, receive: Receive) -> tuple[Path | None, Receive]:
+        """Make the folder of a run that joins by itself, for a join that is signed with the key."""
+        assert self._team_folder is not None
+        body = b""
+        async for piece in Request(scope, receive).stream():
+            body += piece
+            if len(body) > JOIN_BYTES:
+                raise Refused(413, "body_large", f"more than {JOIN_BYTES} bytes")
+
+        async def again() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        proof = dict(scope["headers"]).get(PROOF_HEADER.lower().encode(), b"").decode("latin-1")
+        join = self._challenges.join_of(body, proof)
+        if join.run != name or (join.node, join.nnodes) != TEAM_PLACE:
+            return None, again
+        async with self._joining:
+            if (found := self._run_dir_of(name)) is not None:
+                return found, again
+            if sum(one.joined for one in self._open.values()) >= MOST_JOINED:
+                raise Refused(429, "busy", "too many runs are being received at once", retry_s=_BUSY_S)
+            try:
+                return await asyncio.to_thread(_new_run, self._team_folder / checked_name(name), join), again
+            except UsageError as error:
+                raise Refused(400, "join", str(error)) from error
+            except (StepscopeError, OSError) as error:
+                raise Refused(507, "disk", "the hub cannot write to its disk", retry_s=_BUSY_S) from error
 
     async def close(self) -> None:
         """Close all runs and merge what came."""
@@ -365,7 +424,7 @@ class FolderIngest:
             return found, ""
         if run_dir in self._finishing:
             await asyncio.wait([self._finishing[run_dir]])
-        if len(self._open) >= MOST_OPEN:
+        if sum(not one.joined for one in self._open.values()) >= MOST_OPEN:
             return None, "too many runs are being received at once"
         try:
             meta = read_meta(run_dir)
@@ -380,7 +439,8 @@ class FolderIngest:
             gathering = self._gathering(run_dir, meta, nnodes)
         except (StepscopeError, OSError):
             return None, "cannot write to that run"
-        found = self._open[run_dir] = _Open(gathering=gathering, heard_s=time.monotonic())
+        joined = meta.get(JOINED) is True and meta.get("end") is None
+        found = self._open[run_dir] = _Open(gathering=gathering, heard_s=time.monotonic(), joined=joined)
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
         return found, ""
@@ -388,7 +448,7 @@ class FolderIngest:
     def _gathering(self, run_dir: Path, meta: Mapping[str, Any], nnodes: int) -> RunIngest:
         return RunIngest(
             run_dir,
-            LiveRun(name=run_dir.name),
+            _unread_model(run_dir.name),
             self.refusals,
             names=(run_dir.name,),
             nnodes=nnodes,
@@ -402,9 +462,13 @@ class FolderIngest:
     async def _watch(self) -> None:
         while self._open:
             await asyncio.sleep(min(TICK_S, self._idle_s))
+            agents = sum(one.gathering.ingest.admission.agents for one in self._open.values())
             for run_dir, one in list(self._open.items()):
+                admission = one.gathering.ingest.admission
+                admission.elsewhere = agents - admission.agents
                 one.gathering.tick()
-                if time.monotonic() - one.heard_s > self._idle_s:
+                idle_s = max(self._idle_s, TEAM_IDLE_S) if one.joined else self._idle_s
+                if time.monotonic() - one.heard_s > idle_s or (one.joined and one.gathering.all_ended):
                     self._shut(run_dir)
 
     def _shut(self, run_dir: Path) -> None:
@@ -413,9 +477,63 @@ class FolderIngest:
         one.gathering.close()
         if not one.gathering.ingest.figures.frames:
             return  # nothing came: the run and its summary stay as they are
-        task = asyncio.create_task(asyncio.to_thread(self._done, run_dir))
+        task = asyncio.create_task(self._finish(run_dir, joined=one.joined))
         self._finishing[run_dir] = task
         task.add_done_callback(lambda _: self._finishing.pop(run_dir, None))
+
+    async def _finish(self, run_dir: Path, *, joined: bool) -> None:
+        """Merge what came: one run after the other, since each takes memory."""
+        async with self._one_at_a_time:
+            if joined:
+                await asyncio.to_thread(_end_joined, run_dir)
+            await asyncio.to_thread(self._done, run_dir)
+
+
+JOINED: Final = "joined"
+"""In ``run.json``: the run joined this hub by itself."""
+TEAM_PLACE: Final = (1, 2)
+"""Node and number of nodes of such a run: its hub is node 0, without ranks."""
+_BUSY_S: Final = 5.0
+_TOLD: Final = {"command": list, "cwd": str, "python": str, "executable": str, "platform": str, "environment": dict}
+"""What a join says about the run, and the type of each."""
+_USER_CHARS: Final = 128
+STATUSES: Final[tuple[RunStatus, ...]] = get_args(RunStatus)
+
+
+def _new_run(run_dir: Path, join: Join) -> Path:
+    """The folder of a run that its node described; RunUnwritable if it cannot be made."""
+    about = {name: join.meta[name] for name, kind in _TOLD.items() if isinstance(join.meta.get(name), kind)}
+    user = join.meta.get("user")
+    more = {
+        **about,
+        "nnodes": TEAM_PLACE[1],
+        "user": user if isinstance(user, str) and user.isprintable() and len(user) <= _USER_CHARS else "",
+        "host": join.host,
+        JOINED: True,
+    }
+    return create_run_at(run_dir, run_dir / "rings", [], version=join.stepscope, more=more).run_dir
+
+
+def _end_joined(run_dir: Path) -> None:
+    """Record how a run ended, as its node said; without a word from it the run is unfinished."""
+    byes = [node.bye for node in read_nodes(run_dir) if node.bye is not None and not node.replaced_by]
+    if not byes:
+        return
+    reported, code = byes[-1].get("status"), byes[-1].get("exit_code")
+    status = next((known for known in STATUSES if known == reported), None)
+    if status is not None:
+        with suppress(RunError):  # what is wrong with the folder is reported when it is finalized
+            end_run(run_dir, exit_code=code if isinstance(code, int) else None, status=status)
+
+
+def _unread_model(name: str) -> LiveRun:
+    """A model as a place for what is received: the runs of a folder are read from their files."""
+    return LiveRun(
+        name=name,
+        planes=Planes(budget_bytes=UNREAD_BYTES, room=1),
+        digests=DigestLog(1),
+        received=Lines(most_bytes=UNREAD_BYTES, most_of_node=1, layers=LayerLines(UNREAD_BYTES)),
+    )
 
 
 def _nnodes(meta: Mapping[str, Any]) -> int | None:

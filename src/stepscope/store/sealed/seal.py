@@ -26,7 +26,7 @@ from stepscope.records.series import RankSeries
 from stepscope.records.text import Progress, no_progress
 from stepscope.ring import RingReader
 from stepscope.store import file_io, locks
-from stepscope.store.documents import NodeInfo, read_meta, read_refused, write_meta, write_nodes
+from stepscope.store.documents import NodeInfo, awaits_delivery, read_meta, read_refused, write_meta, write_nodes
 from stepscope.store.live.sample_files import remove_samples
 from stepscope.store.liveness import (
     LEASE,
@@ -91,10 +91,10 @@ def _goes_on(run_dir: Path, meta: Mapping[str, Any], watched: Lease | None) -> b
 def needs_seal(run_dir: Path) -> bool:
     """Whether any data of a run is not sealed: all of it, or what other nodes sent later.
 
-    A spool is never sealed: it is sent to the run that it belongs to.
+    A spool is never sealed: it is sent to the run that it belongs to. Nor is a run before the team's hub has all of it.
     """
     meta = read_meta(run_dir)
-    if isinstance(meta.get("hub"), dict):
+    if awaits_delivery(meta):
         return False
     return meta.get("sealed") is not True or locks.is_stage_committed(run_dir) or _late(run_dir)
 

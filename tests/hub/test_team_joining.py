@@ -1,0 +1,172 @@
+"""Runs that join a team's hub by themselves: made for a proved key alone, received, and ended as their node says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.cluster import Cluster
+
+from stepscope.agent.shipping.sender import Sender
+from stepscope.hub.api.auth import Readers
+from stepscope.hub.app import make_app
+from stepscope.hub.ingest.run_ingest import FolderIngest
+from stepscope.hub.limits import Refusals
+from stepscope.hub.runs import Runs
+from stepscope.store.catalog import run_entry
+from stepscope.store.documents import TEAM_HUB, Destination, awaits_delivery, note_delivered, read_meta, write_meta
+from stepscope.store.load import open_run
+from stepscope.store.sealed.seal import needs_seal
+from stepscope.wire.handshake import load_keys
+from tests.hub.run_parts import READER, Feed, Hub
+
+KEY = "a key of the team's hub"
+TURNS = 400
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSCOPE_KEY", KEY)
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    feed = Feed(tmp_path / "here", "night", Cluster(ranks=4, steps=30))
+    feed.make(30)
+    run_dir = tmp_path / "here" / "night"
+    write_meta(run_dir, {**read_meta(run_dir), "user": "anna", "command": ["train.py"], "end": None})
+    return run_dir
+
+
+class TeamHub:
+    """A hub that accepts new runs; ``done``: the runs that it finished."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.done: list[str] = []
+        folder.mkdir(exist_ok=True)
+
+        def make() -> Any:
+            runs = Runs.of_folder(folder)
+            self.ingest = FolderIngest(
+                runs.path_of,
+                Refusals(),
+                fingerprint=b"",
+                done=lambda path: self.done.append(path.name),
+                idle_s=0.05,
+                team_folder=folder,
+            )
+            return make_app(runs, Readers(READER), self.ingest)
+
+        self.hub = Hub(make)
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.ingest.close(), self.hub.loop).result(60)
+        self.hub.close()
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Iterator[TeamHub]:
+    hub = TeamHub(tmp_path / "team")
+    yield hub
+    hub.close()
+
+
+def sender_of(spool: Path, hub: Hub, run: str = "night-1", **place: int) -> Sender:
+    to = Destination(url=hub.url, run=run, **{"node": 1, "nnodes": 2, **place})
+    return Sender(spool, to, load_keys)
+
+
+def deliver(sender: Sender, end: dict[str, Any]) -> None:
+    for _ in range(TURNS):
+        if sender.turn(bye=end).delivered:
+            break
+    else:
+        raise AssertionError(sender.trouble)
+    sender.close()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    async def wait() -> None:
+        while not holds():
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(wait(), 60))
+
+
+def test_a_run_joins_is_received_and_ends(team: TeamHub, spool: Path) -> None:
+    sender = sender_of(spool, team.hub)
+    assert not sender.turn().delivered
+    assert read_meta(team.folder / "night-1")["end"] is None
+    deliver(sender, {"status": "failed", "exit_code": 3})
+    until(lambda: team.done == ["night-1"])
+    meta = read_meta(team.folder / "night-1")
+    assert (meta["user"], meta["command"], meta["nnodes"], meta["launcher"]) == ("anna", ["train.py"], 2, None)
+    assert (meta["end"]["status"], meta["end"]["exit_code"]) == ("failed", 3)
+    assert oct((team.folder / "night-1").stat().st_mode & 0o777) == "0o700"
+    received, sent = open_run(team.folder / "night-1"), open_run(spool)
+    assert len(received.ranks) == len(sent.ranks) == 4
+    assert run_entry(team.folder / "night-1").user == "anna"
+    rows = team.hub.get("/api/v1/runs?user=anna").json["runs"]
+    assert [row["id"] for row in rows] == ["night-1"]
+
+
+def test_a_run_continues_where_it_was_after_the_hub_was_away(team: TeamHub, spool: Path, tmp_path: Path) -> None:
+    sender = sender_of(spool, team.hub)
+    sender.turn()
+    sender.close()
+    team.close()
+    again = TeamHub(tmp_path / "team")
+    try:
+        later = sender_of(spool, again.hub)
+        deliver(later, {"status": "finished", "exit_code": 0})
+        until(lambda: again.done == ["night-1"])
+    finally:
+        again.close()
+    assert read_meta(tmp_path / "team" / "night-1")["end"]["status"] == "finished"
+    assert sorted(path.name for path in (tmp_path / "team").iterdir()) == ["night-1"]
+    team.hub = again.hub  # closed already; the fixture closes it again
+    team.close = lambda: None  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"key": "another key of 16 characters"}, "the keys differ"),
+        ({"node": 0}, "no such run on this hub"),
+        ({"nnodes": 3}, "no such run on this hub"),
+        ({"run": "../night"}, ""),
+        ({"run": ".night"}, ""),
+    ],
+)
+def test_nothing_is_made_for_others(
+    team: TeamHub, spool: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], why: str
+) -> None:
+    if "key" in change:
+        wrong = load_keys({"STEPSCOPE_KEY": change.pop("key")})
+        sender = Sender(spool, Destination(url=team.hub.url, run="night-1", node=1, nnodes=2), lambda: wrong)
+    else:
+        sender = sender_of(spool, team.hub, **{"run": "night-1", **change})
+    assert not sender.turn().delivered
+    assert why in sender.trouble
+    assert sender.trouble
+    assert list(team.folder.iterdir()) == []
+    sender.close()
+
+
+def test_a_run_is_not_sealed_before_the_hub_has_it(spool: Path) -> None:
+    to = Destination(url="http://127.0.0.1:1", run="night-1", node=1, nnodes=2)
+    meta = {**read_meta(spool), "sealed": False}
+    write_meta(spool, meta)
+    assert needs_seal(spool)
+    write_meta(spool, {**meta, TEAM_HUB: {"url": to.url, "run": to.run, "node": 1, "nnodes": 2}})
+    assert Destination.from_meta(read_meta(spool), TEAM_HUB) == to
+    assert Destination.from_meta(read_meta(spool)) is None
+    assert awaits_delivery(read_meta(spool))
+    assert not needs_seal(spool)
+    note_delivered(spool)
+    assert not awaits_delivery(read_meta(spool))
+    assert needs_seal(spool)
