@@ -119,16 +119,16 @@ def test_a_run_continues_where_it_was_after_the_hub_was_away(team: TeamHub, spoo
     sender.turn()
     sender.close()
     team.close()
-    again = TeamHub(tmp_path / "team")
+    second = TeamHub(tmp_path / "team")
     try:
-        later = sender_of(spool, again.hub)
-        deliver(later, {"status": "finished", "exit_code": 0})
-        until(lambda: again.done == ["night-1"])
+        delayed = sender_of(spool, second.hub)
+        deliver(delayed, {"status": "finished", "exit_code": 0})
+        until(lambda: second.done == ["night-1"])
     finally:
-        again.close()
+        second.close()
     assert read_meta(tmp_path / "team" / "night-1")["end"]["status"] == "finished"
     assert sorted(path.name for path in (tmp_path / "team").iterdir()) == ["night-1"]
-    team.hub = again.hub  # closed already; the fixture closes it again
+    team.hub = second.hub  # closed already; the fixture closes it again
     team.close = lambda: None  # type: ignore[method-assign]
 
 

@@ -249,7 +249,7 @@ OPEN_FOLDER = "/assets/"
 """The script and the style sheet of the page."""
 ONLY_RUN = "stepscope.only_run"
 """In ``scope["state"]``: the only run that the reader may read; None or missing: all runs."""
-_HELD_ROLES = "stepscope.roles"
+_ROLES_HERE = "stepscope.roles"
 """In ``scope["state"]``: the roles that the reader has and that this hub offers."""
 _READER_NAME = "stepscope.reader"
 """In ``scope["state"]``: the name of the reader."""
@@ -551,7 +551,7 @@ class ReadersOnly:
             mark_known()  # ``hub/server.py``: the entrance no longer counts it as a stranger
 
         state = scope.setdefault("state", {})
-        state[_HELD_ROLES], state[_READER_NAME] = readers.roles_of(reader) & self._offered, reader.name
+        state[_ROLES_HERE], state[_READER_NAME] = readers.roles_of(reader) & self._offered, reader.name
         if reader.token is not None:
             state[ONLY_RUN] = reader.token.only_run
 
@@ -573,7 +573,7 @@ class ReadersOnly:
 
 def roles_in(scope: Scope) -> frozenset[Role]:
     """Return what the reader of an admitted request may do besides viewing."""
-    return scope.get("state", {}).get(_HELD_ROLES, frozenset())  # type: ignore[no-any-return]
+    return scope.get("state", {}).get(_ROLES_HERE, frozenset())  # type: ignore[no-any-return]
 
 
 def reader_name(scope: Scope) -> str:

@@ -389,20 +389,20 @@ class FolderIngest:
             if len(body) > JOIN_BYTES:
                 raise Refused(413, "body_large", f"more than {JOIN_BYTES} bytes")
 
-        async def again() -> Message:
+        async def replay() -> Message:
             return {"type": "http.request", "body": body, "more_body": False}
 
         proof = dict(scope["headers"]).get(PROOF_HEADER.lower().encode(), b"").decode("latin-1")
         join = self._challenges.join_of(body, proof)
         if join.run != name or (join.node, join.nnodes) != TEAM_PLACE:
-            return None, again
+            return None, replay
         async with self._joining:
             if (found := self._run_dir_of(name)) is not None:
-                return found, again
-            if sum(one.joined for one in self._open.values()) >= MOST_JOINED:
+                return found, replay
+            if sum(taking.joined for taking in self._open.values()) >= MOST_JOINED:
                 raise Refused(429, "busy", "too many runs are being received at once", retry_s=_BUSY_S)
             try:
-                return await asyncio.to_thread(_new_run, self._team_folder / checked_name(name), join), again
+                return await asyncio.to_thread(_new_run, self._team_folder / checked_name(name), join), replay
             except UsageError as error:
                 raise Refused(400, "join", str(error)) from error
             except (StepscopeError, OSError) as error:
@@ -424,7 +424,7 @@ class FolderIngest:
             return found, ""
         if run_dir in self._finishing:
             await asyncio.wait([self._finishing[run_dir]])
-        if sum(not one.joined for one in self._open.values()) >= MOST_OPEN:
+        if sum(not taking.joined for taking in self._open.values()) >= MOST_OPEN:
             return None, "too many runs are being received at once"
         try:
             meta = read_meta(run_dir)
@@ -462,22 +462,22 @@ class FolderIngest:
     async def _watch(self) -> None:
         while self._open:
             await asyncio.sleep(min(TICK_S, self._idle_s))
-            agents = sum(one.gathering.ingest.admission.agents for one in self._open.values())
-            for run_dir, one in list(self._open.items()):
-                admission = one.gathering.ingest.admission
+            agents = sum(taking.gathering.ingest.admission.agents for taking in self._open.values())
+            for run_dir, taking in list(self._open.items()):
+                admission = taking.gathering.ingest.admission
                 admission.elsewhere = agents - admission.agents
-                one.gathering.tick()
-                idle_s = max(self._idle_s, TEAM_IDLE_S) if one.joined else self._idle_s
-                if time.monotonic() - one.heard_s > idle_s or (one.joined and one.gathering.all_ended):
+                taking.gathering.tick()
+                idle_s = max(self._idle_s, TEAM_IDLE_S) if taking.joined else self._idle_s
+                if time.monotonic() - taking.heard_s > idle_s or (taking.joined and taking.gathering.all_ended):
                     self._shut(run_dir)
 
     def _shut(self, run_dir: Path) -> None:
-        one = self._open.pop(run_dir)
-        self._before = _sum([self._before, one.gathering.ingest.figures])
-        one.gathering.close()
-        if not one.gathering.ingest.figures.frames:
+        taking = self._open.pop(run_dir)
+        self._before = _sum([self._before, taking.gathering.ingest.figures])
+        taking.gathering.close()
+        if not taking.gathering.ingest.figures.frames:
             return  # nothing came: the run and its summary stay as they are
-        task = asyncio.create_task(self._finish(run_dir, joined=one.joined))
+        task = asyncio.create_task(self._finish(run_dir, joined=taking.joined))
         self._finishing[run_dir] = task
         task.add_done_callback(lambda _: self._finishing.pop(run_dir, None))
 
@@ -494,24 +494,43 @@ JOINED: Final = "joined"
 TEAM_PLACE: Final = (1, 2)
 """Node and number of nodes of such a run: its hub is node 0, without ranks."""
 _BUSY_S: Final = 5.0
-_TOLD: Final = {"command": list, "cwd": str, "python": str, "executable": str, "platform": str, "environment": dict}
+_DESCRIBED: Final = {
+    "command": list,
+    "cwd": str,
+    "python": str,
+    "executable": str,
+    "platform": str,
+    "environment": dict,
+}
 """What a join says about the run, and the type of each."""
 _USER_CHARS: Final = 128
+OLDEST_NS: Final = 90 * 86_400 * 10**9
+"""A run that says it began earlier began now: the clock of its node is wrong."""
 STATUSES: Final[tuple[RunStatus, ...]] = get_args(RunStatus)
 
 
 def _new_run(run_dir: Path, join: Join) -> Path:
     """The folder of a run that its node described; RunUnwritable if it cannot be made."""
-    about = {name: join.meta[name] for name, kind in _TOLD.items() if isinstance(join.meta.get(name), kind)}
+    about = {name: join.meta[name] for name, kind in _DESCRIBED.items() if isinstance(join.meta.get(name), kind)}
     user = join.meta.get("user")
     more = {
         **about,
+        **_begun(join.meta.get("created_wall_ns")),
         "nnodes": TEAM_PLACE[1],
         "user": user if isinstance(user, str) and user.isprintable() and len(user) <= _USER_CHARS else "",
         "host": join.host,
         JOINED: True,
     }
     return create_run_at(run_dir, run_dir / "rings", [], version=join.stepscope, more=more).run_dir
+
+
+def _begun(wall_ns: object) -> dict[str, int]:
+    """When a run began, as its node said: it may join late, or be sent when it is over."""
+    here = run_clock.begun()
+    ago_ns = here["created_wall_ns"] - wall_ns if type(wall_ns) is int else 0
+    if not 0 < ago_ns < OLDEST_NS:
+        return {}
+    return {"created_wall_ns": here["created_wall_ns"] - ago_ns, "created_mono_ns": here["created_mono_ns"] - ago_ns}
 
 
 def _end_joined(run_dir: Path) -> None:
@@ -523,7 +542,14 @@ def _end_joined(run_dir: Path) -> None:
     status = next((known for known in STATUSES if known == reported), None)
     if status is not None:
         with suppress(RunError):  # what is wrong with the folder is reported when it is finalized
-            end_run(run_dir, exit_code=code if isinstance(code, int) else None, status=status)
+            began_ns, ended_ns = read_meta(run_dir)["created_wall_ns"], byes[-1].get("wall_ns")
+            known = isinstance(ended_ns, int) and began_ns < ended_ns <= run_clock.wall_ns()
+            end_run(
+                run_dir,
+                exit_code=code if isinstance(code, int) else None,
+                status=status,
+                wall_ns=ended_ns if known else None,
+            )
 
 
 def _unread_model(name: str) -> LiveRun:
