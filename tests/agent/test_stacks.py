@@ -106,9 +106,9 @@ CHILD = textwrap.dedent(
             stream.ledger.enter(int(word.split()[1]))
         elif word.startswith("steps"):
             for step in range(8):
-                stream.clock.advance(1_000_000)
+                stream.clock.advance(100_000_000)
                 stream.ledger.enter(int(word.split()[1]))
-                stream.clock.advance(1_000_000)
+                stream.clock.advance(100_000_000)
                 stream.ledger.leave(0)
                 stream.ledger.end_step(0, step, 0)
         elif word == "open":
@@ -286,6 +286,24 @@ def test_in_a_phase_that_takes_a_good_part_of_the_steps(child: Child, sent: list
     stack = child.stack()
     assert (stack["phase"], stack["step"]) == (BUILTIN_PHASES[phase], 8)
     assert functions(stack)[0] == "wait_for_word"
+    assert sent == [ASKED]
+
+
+def test_a_phase_that_was_found_by_seeking_is_not_always_sampled_at_its_start(child: Child, sent: list[int]) -> None:
+    """It takes 100 ms per step; the question comes at 0.618 of that, and in the first half if that was missed."""
+    now_ns = [0]
+    sampler = StackSampler(child.reader, child.pid, now_ns=lambda: now_ns[0])
+    child.say("offer", f"steps {FORWARD}", f"enter {COMM}")
+    assert sampler.sample(child.pidfd) is None  # due, and not in that phase
+    for wait_ms in (61.8, 11.8):
+        child.say(f"enter {COMM}", f"enter {FORWARD}")
+        begin_ns = child.reader.live().since_ns
+        now_ns[0] = begin_ns + int((wait_ms - 0.1) * 1e6)
+        assert sampler.sample(child.pidfd) is None
+        assert sampler.seeks
+    assert sent == []
+    now_ns[0] = begin_ns + int((wait_ms + 0.1) * 1e6)
+    assert child.stack(sampler)["phase"] == "forward"
     assert sent == [ASKED]
 
 
@@ -493,7 +511,8 @@ class Ring:
         self.phase = OTHER
 
     def live(self) -> LivePhase:
-        return LivePhase(phase=self.phase, since_ns=10**18, step=5)  # not long ago
+        stops = self.phase in (OTHER, EVAL, CHECKPOINT)  # which began a moment ago, other phases long ago
+        return LivePhase(phase=self.phase, since_ns=10**18 if stops else 1, step=5)
 
     def recent_shares(self) -> tuple[float, ...]:
         return tuple(self.shares.get(phase, 0.0) for phase in range(PHASE_SLOTS))

@@ -375,9 +375,10 @@ def _send(
 # A rank is sampled during a phase that took a good part of its last steps, or during a long stretch outside all phases,
 # in an evaluation or in a checkpoint. It is never sampled while it waits for peers or copies to the device. Phases take
 # turns: next are those with fewer questions than their share of the time. Five looks a second rarely hit a callback of
-# 20 ms per step, so the rank is looked at more often for a moment when a question is due. Phases of every step (input,
-# forward, backward, optimizer) get a few questions, and a few more when they take notably longer than before; the rest
-# are kept for what comes later. An evaluation or a checkpoint may come every hundredth step and take half a second, so
+# 20 ms per step, so the rank is looked at more often for a moment when a question is due. A phase that is found that way
+# has just begun, and its first lines would get all questions; so the question waits for a part of the phase's usual
+# length, another one each time. Phases of every step (input, forward, backward, optimizer) get a few questions, and a
+# few more when they take notably longer than before; the rest are kept for what comes later. An evaluation or a checkpoint may come every hundredth step and take half a second, so
 # the first few long stops of each kind get one question each as soon as they are seen, whether a question is due or
 # not.
 #
@@ -423,6 +424,10 @@ SEEK_S = 0.005
 """Interval between looks at such a rank until it is found in that phase."""
 SEEK_POLLS = 60
 """How many such looks. Then another phase gets its turn when the next question is due."""
+SPREAD_AT_MOST_NS = int(SEEK_POLLS * SEEK_S * 1e9)
+"""The longest that a question waits in a phase that has just begun."""
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, without their whole part, are spread evenly over a phase, however many questions there are."""
 FIRST_QUESTIONS = 20
 """How many questions use the short pause, once the rank makes steps: a short run may have time for no others."""
 MAX_QUESTIONS = 40
@@ -508,6 +513,14 @@ class StackSampler:
         """The phases whose turn it is."""
         self._sought_s = 0.0
         """Until when they are sought: on a busy machine a look takes longer than it should."""
+        self._found_ns = 0
+        """The start of the stretch that was found by seeking …"""
+        self._wait_ns = 0
+        """… how long after that to ask; 0: at once …"""
+        self._found = 0
+        """… how many were found so far …"""
+        self._ended_early = 0
+        """… and how many of them ended before that moment, since the last question."""
         self._sampled: Counter[int] = Counter()
         """Questions by phase."""
         self._missed: Counter[int] = Counter()
@@ -597,6 +610,7 @@ class StackSampler:
         self._left -= 1
         self._sampled[phase] += 1
         self._missed.clear()
+        self._found_ns = self._ended_early = 0
         if phase in self._change:
             self._count_down((phase,))
         elif phase in self._rounds:
@@ -618,7 +632,7 @@ class StackSampler:
             self._polls_left = SEEK_POLLS if self._wanted else 0
             self._sought_s = time.monotonic() + SEEK_POLLS * SEEK_S
         if live.since_ns > 0 and (live.phase in self._wanted or self._is_long_stop(live)):
-            return True
+            return live.phase not in ORDINARY or self._polls_left == SEEK_POLLS or self._is_moment(live)
         if not self._polls_left:
             self._polls_left = None  # by the next look its recent steps may differ
             if self._left <= CHANGE_QUESTIONS:
@@ -630,6 +644,19 @@ class StackSampler:
             self._count_down(self._wanted)  # it may be over
             self._pause()
         return False
+
+    def _is_moment(self, live: LivePhase) -> bool:
+        """Return whether to ask now in a phase that was found by seeking: not always at its start."""
+        if live.since_ns != self._found_ns:
+            self._ended_early += self._found_ns > 0
+            self._found_ns = live.since_ns
+            self._found += 1
+            took_ns = self._reader.latest_phase_ns()
+            usual_ns = took_ns[live.phase] if took_ns else 0.0
+            # A phase may come in several stretches per step: each that was missed halves the wait.
+            spread_ns = min(usual_ns, SPREAD_AT_MOST_NS) / 2**self._ended_early
+            self._wait_ns = int(self._found * GOLDEN % 1.0 * spread_ns) if spread_ns > SEEK_S * 1e9 else 0
+        return not self._wait_ns or self._now_ns() >= live.since_ns + self._wait_ns
 
     def _stops_long(self, live: LivePhase) -> bool:
         """Return whether it is in a long stop that was not asked about yet and is one of the first few."""

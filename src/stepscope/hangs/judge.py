@@ -426,7 +426,8 @@ def _accuse(case: Case, group: Group, left: Divergence, rank: int, *, skipped: b
     doing = case.doings[rank]
     has_left = not skipped and _has_left(doing.waiting_in, group, left.sequence)
     at = ours if has_left else doing.at or ours
-    place = place_text(at, case.evidence.source_lines)
+    in_that_call = at is not None and ours is not None and (at.file, at.line) == (ours.file, ours.line)
+    place = "" if in_that_call else place_text(at, case.evidence.source_lines)
     return Culprit(rank=rank, reason=f"{f'at {place} ' if place else ''}{reason}", at=at)
 
 
