@@ -68,7 +68,7 @@ else echo "npm was not found; skipping the page's unit tests"; fi
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup page wheel sdist reproducible installs demo test soak long versions pythons fuzz ray s3 lint format types contracts bench cost rule-table grafana screenshots league league-compare frameworks public alerts hangs gpu gpu-league clean
+.PHONY: help setup page wheel sdist reproducible installs demo test soak long versions pythons fuzz ray s3 lint format types contracts bench cost rule-table grafana sample-report screenshots league league-compare frameworks public alerts hangs gpu gpu-league clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -169,6 +169,9 @@ rule-table: $(RUN_READY) ## Write the tables of rules into docs/ (bench/rule_tab
 
 grafana: $(RUN_READY) ## Write the dashboards, rules and tables of series (deploy/grafana/make.py)
 	$(BIN)/python deploy/grafana/make.py
+
+sample-report: $(RUN_READY) $(PAGE) ## Record the straggler of the gallery and write docs/sample-report.html, without traces of this machine
+	PYTHONPATH=bench $(BIN)/python bench/sample_report.py
 
 screenshots: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Take the screenshots of the page for README and docs
 	PYTHONPATH=bench $(BIN)/python bench/screenshots.py

@@ -59,11 +59,11 @@ class Classifier(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fixed", action="store_true", help="keep one vector for each text")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=180)
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=96)
+    parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=48)
+    parser.add_argument("--batch-size", type=int, default=64)
     args = parser.parse_args()
 
     torch.manual_seed(0)

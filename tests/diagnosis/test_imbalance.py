@@ -197,6 +197,26 @@ def test_batches_that_are_equal_or_not_known(sizes: tuple[int | None, ...]) -> N
     assert with_batches(16, 32, ddp={}) == [], "each trains its own model"
 
 
+def test_a_slow_rank_with_larger_batches_has_more_work() -> None:
+    run = Cluster(ranks=2, steps=60, faults=(slow_at(0, "forward", 6.0),)).run()
+
+    def advice(*sizes: int) -> str:
+        facts = [{"loader": {"batch_size": size}, "ddp": {"bucket_mb": 25.0}} for size in sizes]
+        series = tuple(replace(rank, facts=own) for rank, own in zip(run.ranks, facts, strict=True))
+        found = diagnose(replace(run, ranks=series))[0]
+        assert (found.kind, found.ranks) == ("compute_straggler", (0,))
+        return found.advice[0]
+
+    assert advice(96, 32) == (
+        "Rank 0 has batches of 96 samples, the other rank of 32: that is more work for each step. "
+        "Use one size on all ranks."
+    )
+    unexplained = (
+        "Check that rank 0 (host node0) computes the same as the others: batch shape, sequence length, branches."
+    )
+    assert advice(32, 32) == advice(16, 32) == unexplained
+
+
 def measured(*samples: Sequence[int | None], group: str = "") -> list[Finding]:
     """Of ranks without a loader: what each was given in its sampled steps."""
     run = Cluster(ranks=len(samples), steps=40).run()

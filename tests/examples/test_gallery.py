@@ -39,7 +39,7 @@ FAULTS = (
         quick=True,
     ),
     Fault(script="hang", kind="hang_mismatch", ranks=2, blamed=(1,), phase="comm", text="called barrier at hang.py"),
-    Fault(script="leak", kind="memory_creep", text="Host memory grows by 1"),
+    Fault(script="leak", kind="memory_creep", text="Host memory grows by 2"),
     Fault(script="nan", kind="loss_nan", text="from step 60 on", quick=True),
     Fault(script="desync", kind="replica_desync", ranks=2, blamed=(0, 1), text="all 2 layers"),
     Fault(
@@ -47,7 +47,7 @@ FAULTS = (
     ),
     Fault(script="slow_checkpoint", kind="between_steps", phase="checkpoint", text="save, slow_checkpoint.py"),
     Fault(script="wrong_batch_size", kind="uneven_batches", ranks=3, blamed=(0,), text="batches of 384 samples"),
-    Fault(script="four_ranks", kind="straggler", ranks=4, blamed=(2,), text="Rank 2"),
+    Fault(script="four_ranks", kind="compute_straggler", ranks=4, blamed=(2,), phase="forward", text="Rank 2 is"),
     Fault(script="finetune_text", kind="memory_creep", text="Host memory grows by 1"),
 )
 
@@ -57,7 +57,7 @@ def record(run_stepscope: Callable[..., Any], root: Path, forked_ranks: Path) ->
     def run(fault: Fault, *words: str, code: int = 0) -> dict[str, Any]:
         launcher = (forked_ranks, str(fault.ranks)) if fault.ranks > 1 else ()
         script = root / "examples" / "gallery" / f"{fault.script}.py"
-        options = ("--hang-after", "5", "--on-hang", "abort")
+        options = ("--hang-after", "5", "--on-hang", "abort") if fault.script == "hang" else ()
         done = run_stepscope(
             "run", "--quiet", *options, *launcher, script, *words, env={"OMP_NUM_THREADS": "1"}, timeout_s=300.0
         )

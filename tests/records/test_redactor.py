@@ -76,6 +76,7 @@ def test_a_document_keeps_its_form(redactor: Redactor) -> None:
         "user": "ada",
         "ok": True,
         "files": ("logs/main.log",),
+        "row": {"commit": "cb0c0fb7dfb7", "branch": "secret-project", "steps": 60},
     }
     assert redactor.document(document) == {
         "context": {
@@ -93,6 +94,7 @@ def test_a_document_keeps_its_form(redactor: Redactor) -> None:
         "user": "user-1",
         "ok": True,
         "files": ["logs/main.log"],
+        "row": {"commit": None, "branch": None, "steps": 60},
     }
 
 

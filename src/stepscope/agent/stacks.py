@@ -375,12 +375,12 @@ def _send(
 # A rank is sampled during a phase that took a good part of its last steps, or during a long stretch outside all phases,
 # in an evaluation or in a checkpoint. It is never sampled while it waits for peers or copies to the device. Phases take
 # turns: next are those with fewer questions than their share of the time. Five looks a second rarely hit a callback of
-# 20 ms per step, so the rank is looked at more often for a moment when a question is due. A phase that is found that way
-# has just begun, and its first lines would get all questions; so the question waits for a part of the phase's usual
+# 20 ms per step, so the rank is looked at more often for a moment when a question is due. A phase that is found that
+# way has just begun, and its first lines would get all questions; so the question waits for a part of the phase's usual
 # length, another one each time. Phases of every step (input, forward, backward, optimizer) get a few questions, and a
-# few more when they take notably longer than before; the rest are kept for what comes later. An evaluation or a checkpoint may come every hundredth step and take half a second, so
-# the first few long stops of each kind get one question each as soon as they are seen, whether a question is due or
-# not.
+# few more when they take notably longer than before; the rest are kept for what comes later. An evaluation or a
+# checkpoint may come every hundredth step and take half a second, so the first few long stops of each kind get one
+# question each as soon as they are seen, whether a question is due or not.
 #
 # Some questions are kept for a change: a rank that becomes slow after an hour must have its line in the first message
 # about it. When a phase takes notably longer per step than before, at two looks in a row, it gets a round of questions

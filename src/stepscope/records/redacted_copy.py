@@ -26,7 +26,7 @@ from stepscope.records.steps import BUILTIN_PHASES
 __all__ = ["Redactor"]
 
 _HOST_KEYS = frozenset({"host", "hosts", "node", "nodes", "peer"})
-_REMOVED = frozenset({"cwd", "session", "spool", "place", "launcher", "git", "executable"})
+_REMOVED = frozenset({"cwd", "session", "spool", "place", "launcher", "git", "commit", "branch", "executable"})
 _STRUCTURE = frozenset(
     {"backend", "cause", "device", "dtype", "event", "kind", "live_phase", "order", "phase", "severity", "stat"}
     | {"state", "status", "status_severity", "status_text", "unit"}

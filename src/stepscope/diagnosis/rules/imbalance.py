@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.diagnosis.engine.batches import uneven_batches_of
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.processor_wait import without_waiting
-from stepscope.diagnosis.engine.settings import batch_size_of, is_data_parallel
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.straggler_advice import EXPERT_ADVICE, straggler_advice
 from stepscope.judge import thresholds
@@ -80,55 +80,25 @@ UNEVEN_BATCHES_ADVICE = (
 
 def find_uneven_batches(view: View) -> list[Finding]:
     """At most one; it costs no time by itself."""
-    window = view.window
-    sizes = {rank: batch_size_of(facts) for rank, facts in zip(window.ranks, window.facts, strict=True)}
-    measured = not all(sizes.values())
-    if measured and all(is_data_parallel(facts) for facts in window.facts):
-        sizes = _measured_batches(view)
-    known = [size for size in sizes.values() if size]
-    if len(known) < 2 or len(known) < len(window.ranks) or len(set(known)) == 1:
+    found = uneven_batches_of(view)
+    if found is None:
         return []
-    usual = max(sorted(set(known)), key=known.count)
-    others = [rank for rank, size in sizes.items() if size != usual]
-    of_others = sorted({size for size in known if size != usual})
-    sizes_text = f"{of_others[0]}" if len(of_others) == 1 else f"{of_others[0]} to {of_others[-1]}"
-    has = "has" if len(others) == 1 else "have"
     return [
         Finding(
             kind="uneven_batches",
             severity="info",
-            title=f"{named_ranks(others)} {has} batches of {sizes_text} samples, the other ranks of {usual}.",
-            ranks=tuple(others),
+            title=f"{found.text}.",
+            ranks=found.ranks,
             steps=view.span if len(view.steps) else None,
             cost=cost_of(view, np.zeros(len(view.steps))),
             evidence={
-                "batch_sizes": {str(rank): size for rank, size in sizes.items()},
-                "usual": usual,
-                "measured": measured,
+                "batch_sizes": {str(rank): size for rank, size in found.sizes.items()},
+                "usual": found.usual,
+                "measured": found.measured,
             },
             advice=UNEVEN_BATCHES_ADVICE,
         )
     ]
-
-
-def _measured_batches(view: View) -> dict[int, int | None]:
-    """By rank: the samples that its model was given in a step, if they were the same in all steps that are compared."""
-    seen: dict[int, dict[int, int]] = {rank: {} for rank in view.window.ranks}
-    for sample in view.window.layers.samples:
-        if sample.group or sample.rank not in seen:
-            continue  # ranks that hold parts of one model
-        samples = sample.work.samples if sample.work is not None else None
-        if samples and seen[sample.rank].setdefault(sample.step, samples) == samples:
-            continue
-        seen[sample.rank][sample.step] = 0  # not known, or two models that get different numbers of samples
-    shared = set.intersection(*map(set, seen.values())) if seen else set()
-    if len(shared) < thresholds.UNEVEN_BATCHES_STEPS:
-        return {}
-    found: dict[int, int | None] = {}
-    for rank, sizes in seen.items():
-        own = {sizes[step] for step in shared}
-        found[rank] = own.pop() if len(own) == 1 else None
-    return found
 
 
 def _share_devices(view: View) -> bool:

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.diagnosis.engine.batches import uneven_batches_of
 from stepscope.diagnosis.engine.claims import exchange_at_stake_ns, least_step_ns
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.processor_wait import (
@@ -197,7 +198,7 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
     layer = _slow_layer(view, worst, culprits, at, side) if kind == "compute_straggler" and phase else None
     tokens = _times_the_tokens(view, culprits, at) if kind in ("compute_straggler", "straggler") else 1.0
     routed = tokens >= thresholds.BYTES_ALIKE
-    about_layer = _layer_advice(layer, view.ranks[worst.rank])
+    about_work = (*_batch_advice(view, ranks, phase), *_layer_advice(layer, view.ranks[worst.rank]))
     advice = straggler_advice(
         ranks,
         hosts,
@@ -223,7 +224,7 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
         | gain.evidence
         | (layer.evidence if layer else {})
         | ({"by": "experts", "times_the_bytes": round(tokens, 3)} if routed else {}),
-        advice=advice_for(EXPERT_ADVICE, same_batches=_same_batches(view)) if routed else (*about_layer, *advice),
+        advice=advice_for(EXPERT_ADVICE, same_batches=_same_batches(view)) if routed else (*about_work, *advice),
         confidence=_confidence(view, worst, at),
     )
     return Claim(finding=finding, explained_ns=saved_ns)
@@ -281,6 +282,14 @@ def _times_the_tokens(view: View, culprits: NDArray[np.intp], at: slice) -> floa
     return times_the_tokens(
         routed, view.rows[culprits], others, slice(view.columns[at.start], view.columns[at.stop - 1] + 1)
     )
+
+
+def _batch_advice(view: View, ranks: tuple[int, ...], phase: str | None) -> tuple[str, ...]:
+    """What larger batches explain: any phase that handles a batch, on ranks that all have larger ones."""
+    found = uneven_batches_of(view) if phase in (None, "input", "h2d", *COMPUTE_PHASES) else None
+    if found is None or phase == "optimizer" or not found.are_larger(ranks):
+        return ()
+    return (f"{found.text}: that is more work for each step. Use one size on all ranks.",)
 
 
 def _same_batches(view: View) -> bool:
