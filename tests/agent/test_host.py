@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.agent.sampling.host import TICKS_PER_S, BusyProcesses, HostSampler, JobCpu, Pressure, run_delay_ns
-from stepscope.records.paths import log_of_rank
+from stepscope.records.paths import helper_command, log_of_rank
 
 
 class Seconds(FakeClock):
@@ -223,12 +223,16 @@ def test_on_a_full_machine_the_busiest_processes_outside_the_job_are_named(proc:
     (proc.path / "11" / "cmdline").write_bytes(b"/usr/bin/python\0burn.py\0--api-token\0hunter2\0")
     (proc.path / "12" / "cmdline").write_bytes(b"")
     (proc.path / "12" / "comm").write_text("kswapd0\n")
+    helper = helper_command("stepscope.hub", "--port", "7070", python="python")
+    (proc.path / "14" / "cmdline").write_bytes("\0".join(helper).encode() + b"\0")
     assert busy.sample(FULL, range(10, 17)) == {}
     second(clock, 2.0)
     proc.process(11, 1, ticks=1000 + 2 * TICKS_PER_S)
     proc.process(12, 1, ticks=1000 + TICKS_PER_S)
     proc.process(13, 1, ticks=1000 + TICKS_PER_S // 50)
+    proc.process(14, 1, ticks=1000 + TICKS_PER_S // 2)
     named = ["11 100.0 /usr/bin/python burn.py --api-token [redacted]", "12 50.0 [kswapd0]"]
+    named += ["14 25.0 python -m stepscope.hub --port 7070"]
     assert busy.sample(FULL, range(10, 17)) == {"busy_processes": named}
 
 

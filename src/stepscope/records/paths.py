@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 __all__ = [
@@ -96,6 +96,7 @@ __all__ = [
     "nccl_dumps",
     "output_note",
     "outputs_folder",
+    "readable_command",
     "ring_paths",
     "server_threads",
     "session_root",
@@ -298,6 +299,13 @@ def helper_command(module: str, *words: str, python: str = sys.executable) -> li
     is, also if there is another module of that name.
     """
     return [python, "-c", _HELPER, str(Path(__file__).parents[1]), module, *words]
+
+
+def readable_command(words: Sequence[str]) -> list[str]:
+    """The command of a process as people know it: that of a helper as ``python -m MODULE WORDS``."""
+    if len(words) > 4 and words[1:3] == ["-c", _HELPER]:
+        return [words[0], "-m", *words[4:]]
+    return list(words)
 
 
 def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:

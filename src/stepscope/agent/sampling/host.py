@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 
 from stepscope.records import run_clock
+from stepscope.records.paths import readable_command
 from stepscope.records.redaction import redact_command
 
 __all__ = [
@@ -187,7 +188,7 @@ class BusyProcesses:
                 words = [f"[{(self._proc / str(pid) / 'comm').read_text(errors='replace').strip()}]"]
         except OSError:
             return "?"
-        text = " ".join(redact_command(words))
+        text = " ".join(redact_command(readable_command(words)))
         return _UNPRINTABLE.sub(" ", text)[:COMMAND_CHARACTERS].strip() or "?"
 
 

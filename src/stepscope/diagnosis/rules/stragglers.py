@@ -198,7 +198,8 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
     layer = _slow_layer(view, worst, culprits, at, side) if kind == "compute_straggler" and phase else None
     tokens = _times_the_tokens(view, culprits, at) if kind in ("compute_straggler", "straggler") else 1.0
     routed = tokens >= thresholds.BYTES_ALIKE
-    about_work = (*_batch_advice(view, ranks, phase), *_layer_advice(layer, view.ranks[worst.rank]))
+    about_batches = _batch_advice(view, ranks, phase)
+    about_layer = () if about_batches else _layer_advice(layer, view.ranks[worst.rank])
     advice = straggler_advice(
         ranks,
         hosts,
@@ -209,6 +210,8 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
         share_samples=view.window.share_samples,
         splits_sequences=view.window.splits_sequences,
     )
+    if about_batches:  # which explain the rest, except for a line that only these ranks run
+        advice = (*about_batches, *(advice[:1] if place else ()))
     if kind == "node_straggler":
         advice = tuple(line.format(host=hosts[0]) for line in NODE_ADVICE)
     finding = Finding(
@@ -224,7 +227,7 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
         | gain.evidence
         | (layer.evidence if layer else {})
         | ({"by": "experts", "times_the_bytes": round(tokens, 3)} if routed else {}),
-        advice=advice_for(EXPERT_ADVICE, same_batches=_same_batches(view)) if routed else (*about_work, *advice),
+        advice=advice_for(EXPERT_ADVICE, same_batches=_same_batches(view)) if routed else (*about_layer, *advice),
         confidence=_confidence(view, worst, at),
     )
     return Claim(finding=finding, explained_ns=saved_ns)
