@@ -24,10 +24,20 @@ class Fault:
     """Part of the finding: the line of code, the step or the setting that it names."""
     quick: bool = False
     """In ``make test``."""
+    is_timed: bool = False
+    """A busy machine may hide it."""
 
 
 FAULTS = (
-    Fault(script="slow_rank", kind="compute_straggler", ranks=2, blamed=(0,), phase="forward", text="check_features"),
+    Fault(
+        script="slow_rank",
+        is_timed=True,
+        kind="compute_straggler",
+        ranks=2,
+        blamed=(0,),
+        phase="forward",
+        text="check_features",
+    ),
     Fault(script="slow_loader", kind="input_bound", phase="input", text="Readings.__getitem__", quick=True),
     Fault(
         script="slow_loader_one_rank",
@@ -43,11 +53,30 @@ FAULTS = (
     Fault(script="nan", kind="loss_nan", text="The loss is NaN from step", quick=True),
     Fault(script="desync", kind="replica_desync", ranks=2, blamed=(0, 1), text="all 2 layers"),
     Fault(
-        script="low_overlap", kind="low_overlap", ranks=2, phase="comm", text="DistributedDataParallel(bucket_cap_mb="
+        script="low_overlap",
+        is_timed=True,
+        kind="low_overlap",
+        ranks=2,
+        phase="comm",
+        text="DistributedDataParallel(bucket_cap_mb=",
     ),
-    Fault(script="slow_checkpoint", kind="between_steps", phase="checkpoint", text="save, slow_checkpoint.py"),
+    Fault(
+        script="slow_checkpoint",
+        is_timed=True,
+        kind="between_steps",
+        phase="checkpoint",
+        text="save, slow_checkpoint.py",
+    ),
     Fault(script="wrong_batch_size", kind="uneven_batches", ranks=3, blamed=(0,), text="batches of 384 samples"),
-    Fault(script="four_ranks", kind="compute_straggler", ranks=4, blamed=(2,), phase="forward", text="Rank 2 is"),
+    Fault(
+        script="four_ranks",
+        is_timed=True,
+        kind="compute_straggler",
+        ranks=4,
+        blamed=(2,),
+        phase="forward",
+        text="Rank 2 is",
+    ),
     Fault(script="finetune_text", kind="memory_creep", text="Host memory grows by 1"),
 )
 
@@ -72,13 +101,16 @@ def findings(summary: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     return [finding for finding in summary["findings"] if finding["kind"] == kind]
 
 
-def cases() -> list[Any]:
-    marks = {True: [], False: [pytest.mark.soak]}
-    return [pytest.param(fault, id=fault.script, marks=marks[fault.quick]) for fault in FAULTS]
+def cases(*, fixed: bool) -> list[Any]:
+    marks = {
+        fault.script: [pytest.mark.soak] * (fixed or not fault.quick) + [pytest.mark.alone] * fault.is_timed
+        for fault in FAULTS
+    }
+    return [pytest.param(fault, id=fault.script, marks=marks[fault.script]) for fault in FAULTS]
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("fault", cases())
+@pytest.mark.parametrize("fault", cases(fixed=False))
 def test_the_fault_is_found(record: Callable[..., dict[str, Any]], fault: Fault) -> None:
     summary = record(fault, code=1 if fault.script == "hang" else 0)
     (found,) = findings(summary, fault.kind)
@@ -86,8 +118,19 @@ def test_the_fault_is_found(record: Callable[..., dict[str, Any]], fault: Fault)
     assert fault.text in f"{found['title']} {' '.join(found['advice'])}"
 
 
-@pytest.mark.soak
 @pytest.mark.ranks
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.script)
+@pytest.mark.parametrize("fault", cases(fixed=True))
 def test_the_fix_removes_it(record: Callable[..., dict[str, Any]], fault: Fault) -> None:
     assert findings(record(fault, "--fixed"), fault.kind) == []
+
+
+def test_every_script_is_tested_and_shown(root: Path) -> None:
+    scripts = {path.stem for path in (root / "examples" / "gallery").glob("*.py")}
+    assert scripts == {fault.script for fault in FAULTS}
+    page = (root / "docs" / "gallery.md").read_text()
+    assert {name for name in scripts if f"examples/gallery/{name}.py" not in page} == set()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.script)
+def test_scripts_know_nothing_of_us(root: Path, fault: Fault) -> None:
+    assert "import stepscope" not in (root / "examples" / "gallery" / f"{fault.script}.py").read_text()
