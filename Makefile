@@ -29,6 +29,8 @@ TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' requirements/test.txt)
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 RUN_READY := $(VENV)/.run-ready
 LINT_READY := $(VENV)/.lint-ready
+DOCS_VENV ?= .venv-docs
+DOCS_READY := $(DOCS_VENV)/.ready
 TOOLS_READY := $(VENV)/.tools-ready
 BROWSER_READY := $(VENV)/.browser-ready
 FRAMEWORKS_READY := $(VENV)/.frameworks-ready
@@ -68,7 +70,7 @@ else echo "npm was not found; skipping the page's unit tests"; fi
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup page wheel sdist reproducible installs demo test soak long versions pythons fuzz ray s3 lint format types contracts bench cost rule-table grafana sample-report screenshots league league-compare frameworks public alerts hangs gpu gpu-league clean
+.PHONY: help setup page wheel sdist reproducible installs demo test soak long versions pythons fuzz ray s3 lint format types contracts bench cost docs reference rule-table grafana sample-report screenshots league league-compare frameworks public alerts hangs gpu gpu-league clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -173,6 +175,14 @@ grafana: $(RUN_READY) ## Write the dashboards, rules and tables of series (deplo
 sample-report: $(RUN_READY) $(PAGE) ## Record the straggler of the gallery and write docs/sample-report.html, without traces of this machine
 	PYTHONPATH=bench $(BIN)/python bench/sample_report.py
 
+docs: $(DOCS_READY) ## Build the documentation as a site with search into build/site (broken links fail)
+	@$(DOCS_VENV)/bin/python docs/site/prepare.py
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --config-file build/mkdocs.yml
+	@echo "build/site/index.html"
+
+reference: $(RUN_READY) ## Write the pages of docs/ that are made from the code: commands, options, Python functions
+	@PYTHONPATH=src:bench $(BIN)/python bench/reference_pages.py
+
 screenshots: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Take the screenshots of the page for README and docs
 	PYTHONPATH=bench $(BIN)/python bench/screenshots.py
 
@@ -203,7 +213,7 @@ gpu-league: ## Score verdicts and prices on NCCL against faults of known cost (G
 	PYTHONPATH=src:bench $(GPU_PYTHON) -m nccl.league $(GPU_ARGS)
 
 clean: ## Remove the virtual environment, caches and build output (never runs/)
-	rm -rf $(VENV) .venv-torch-* .venv-python-* web/node_modules $(dir $(PAGE)) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(DOCS_VENV) .venv-torch-* .venv-python-* web/node_modules $(dir $(PAGE)) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -270,6 +280,12 @@ $(BROWSER_READY): | $(BIN)/python
 				apt-get -qq install -y --no-install-recommends chromium) >/dev/null 2>&1 || echo "chromium could not be installed."; \
 		else echo "No browser: install chromium (apt-get install chromium) for the tests of the page."; fi; \
 	fi
+	@touch $@
+
+# Of its own: it shares no package with the product.
+$(DOCS_READY): requirements/docs.txt
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install -qq --disable-pip-version-check -r requirements/docs.txt
 	@touch $@
 
 $(LINT_READY): requirements/lint.txt $(RUN_READY)

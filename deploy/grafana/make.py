@@ -2,7 +2,7 @@
 
     run.json, runs.json     dashboards for Grafana 11 and later: one run, many runs
     rules.yml               alerting rules for Prometheus
-    docs/prometheus.md      its tables of series and alerts, between the marks
+    docs/prometheus.md, docs/prometheus-series.md    their tables of alerts and series, between the marks
 
 Everything here is understood by Prometheus 2.42.  Series and their help come from ``hub/api/metric_families.py``.  One
 test runs this and compares, another sends every query to a real Prometheus (``tests/deploy/test_grafana.py``).
@@ -24,7 +24,7 @@ from stepscope.hub.api.metric_families import SECTIONS
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PAGE = "docs/prometheus.md"
+PAGES = {"alerts": "docs/prometheus.md", "series": "docs/prometheus-series.md"}
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH = 24
 """Columns of a dashboard."""
@@ -700,7 +700,7 @@ def series_table() -> str:
             f"| `{family.name}` | {', '.join(f'`{label}`' for label in family.labels)} | {family.about} |"
             for family in families
         )
-        parts.append(f"### {title}\n\n| series | labels | |\n|---|---|---|\n{rows}")
+        parts.append(f"## {title}\n\n| series | labels | |\n|---|---|---|\n{rows}")
     return "\n\n".join(parts)
 
 
@@ -722,18 +722,18 @@ def between_marks(page: str, name: str, table: str) -> str:
     before, _, rest = page.partition(begin)
     _, mark, after = rest.partition(end)
     if not mark:
-        sys.exit(f"{PAGE} has no marks for {name}")
+        sys.exit(f"{PAGES[name]} has no marks for {name}")
     return f"{before}{begin}\n{table}\n\n{end}{after}"
 
 
 def outputs() -> dict[Path, str]:
     """Every file that is written, with its text."""
-    page = (ROOT / PAGE).read_text()
-    page = between_marks(between_marks(page, "series", series_table()), "alerts", alert_table())
+    tables = {"alerts": alert_table(), "series": series_table()}
+    pages = {ROOT / page: between_marks((ROOT / page).read_text(), name, tables[name]) for name, page in PAGES.items()}
     head = "# Written by make.py: change it there and run `make grafana`.\n"
     text = yaml.safe_dump(rules(), sort_keys=False, width=110, allow_unicode=True)
     found = {HERE / name: json.dumps(made, indent=2) + "\n" for name, made in dashboards().items()}
-    return {**found, HERE / "rules.yml": head + text, ROOT / PAGE: page}
+    return {**found, HERE / "rules.yml": head + text, **pages}
 
 
 def main(arguments: Sequence[str] = ()) -> None:

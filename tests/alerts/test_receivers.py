@@ -173,7 +173,8 @@ def test_a_signature_is_checked_as_the_docs_say() -> None:
 
 
 def test_the_recipe_of_the_docs_checks_signatures(root: Path) -> None:
-    (recipe,) = re.findall(r"```python\n(import hashlib.*?)```", (root / "docs/alerts.md").read_text(), re.DOTALL)
+    page = (root / "docs/alert-settings.md").read_text()
+    (recipe,) = re.findall(r"```python\n(import hashlib.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
     exec(recipe, names)
     now_s = int(time.time())

@@ -562,7 +562,7 @@ def test_which_words_do_not_stay_on_the_command_line(word: str, hidden: bool) ->
 
 
 def test_the_complete_file_of_the_documentation_is_valid(load: Load) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "alert-settings.md").read_text()
     (text,) = [block.partition("```")[0] for block in page.split("```toml\n")[1:] if block.startswith("[alerts]")]
     text = text.replace('{ file = "~/.config/stepscope/slack-token" }', '{ env = "TOKEN" }')
     names = ("TEAM_SLACK_URL", "PAGERDUTY_ROUTING_KEY", "STEPSCOPE_WEBHOOK_SECRET", "APPRISE_URL", "TOKEN")
@@ -574,7 +574,7 @@ def test_the_complete_file_of_the_documentation_is_valid(load: Load) -> None:
 
 
 def test_measures_are_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "alert-settings.md").read_text()
     for name, about in MEASURES.items():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
         assert all(f"`{key}`" in row for key in about.parameters)

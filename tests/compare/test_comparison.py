@@ -338,7 +338,7 @@ def test_percentages(share: float, text: str) -> None:
 
 def test_every_key_of_the_document_is_documented(root: Path, baselines: Sequence[Input]) -> None:
     found = gate_inputs(baselines, input_of("slow", seed=9), Limits(slowdown=0.02))
-    page = (root / "docs" / "compare.md").read_text()
+    page = (root / "docs" / "compare-reference.md").read_text()
     matches = set(re.findall(r"`(\w+)`", page.partition("## The document")[2]))
     parts = [found, *(found[name] for name in ("gate", "noise", "compared", "ranks", "candidate"))]
     parts += [found["phases"][0], found["ranks"]["rows"][0], found["gate"]["checks"][0]]

@@ -225,7 +225,7 @@ def test_earlier_attempts_of_a_run_count() -> None:
 
 
 def test_the_docs_have_the_tables(root: Path) -> None:
-    text = (root / "docs" / "goodput.md").read_text()
+    text = (root / "docs" / "restart-advice.md").read_text()
     for cause, (decision, reason) in {**DECISIONS, **REPETITIONS}.items():
         assert f"| `{cause}` | `{decision}` | {reason} |" in text
     for decision, code in EXIT_CODES.items():

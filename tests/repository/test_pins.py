@@ -20,7 +20,7 @@ def project_name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", match[0]).lower()
 
 
-@pytest.mark.parametrize("name", ["test.txt", "lint.txt", "ray.txt", "frameworks.txt", "public.txt"])
+@pytest.mark.parametrize("name", ["test.txt", "lint.txt", "ray.txt", "frameworks.txt", "public.txt", "docs.txt"])
 def test_every_requirement_is_pinned(root: Path, name: str) -> None:
     lines = requirement_lines(root / "requirements" / name)
     assert [line for line in lines if not PIN.fullmatch(line)] == []

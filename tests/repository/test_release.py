@@ -150,7 +150,7 @@ def test_an_extra_exists_for_each_that_is_named(root: Path) -> None:
     declared = (root / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     extras = set(re.findall(r"^([a-z-]+) = \[", declared, flags=re.MULTILINE))
     named: set[str] = set()
-    for path in [*(root / "docs").glob("*.md"), *(root / "src").rglob("*.py")]:
+    for path in [*(root / "docs").rglob("*.md"), *(root / "src").rglob("*.py")]:
         named |= set(re.findall(r"stepscope\[([a-z-]+)\]", path.read_text()))
     assert named
     assert named <= extras

@@ -2,7 +2,7 @@
 
 A message is sent at least once.  It is sent twice only if the sender is killed after a request and before its answer is
 on disk, or if a receiver acted on a request without answering it; receivers for which that changes nothing are listed
-in docs/alerts.md.  Nothing here starts a thread: ``alerts/sender.py`` has one for each receiver.
+in docs/alert-settings.md.  Nothing here starts a thread: ``alerts/sender.py`` has one for each receiver.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _utc(wall_ns: int) -> datetime | None:
 
 
 def message_document(message: Message) -> dict[str, Any]:
-    """What a webhook posts and a command reads (docs/alerts.md); a part of the interface."""
+    """What a webhook posts and a command reads (docs/alert-settings.md); a part of the interface."""
     incident = message.incident
     return {
         "schema": 1,

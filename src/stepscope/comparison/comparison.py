@@ -1,6 +1,6 @@
 """The document of a comparison: what changed between one or several baselines and a candidate, and whether it is real.
 
-Its keys are part of the interface (docs/compare.md); every other form is drawn from it.
+Its keys are part of the interface (docs/compare-reference.md); every other form is drawn from it.
 
 Limits on a comparison (``gate_inputs``): pass, regression, or not decidable; baselines are kept in a folder by branch.
 """

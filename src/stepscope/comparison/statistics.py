@@ -97,7 +97,7 @@ ASSUMED_AT_MOST = 0.08
 """However uneven the steps are, the means of equal runs are not assumed to differ by more.  Otherwise the steps of a
 busy machine would hide that a run takes three times as long."""
 PRIOR = Prior(floor=0.0027, per_wander=0.7, per_noise=0.1, freedom=4.0)
-"""Learned by ``make league-compare`` from one half of its repeated runs and checked on the other (docs/compare.md)."""
+"""Learned by ``make league-compare`` from half of its repeated runs, checked on the rest: docs/compare-reference.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ The advice is a pure function of what is known about the end of each attempt.  F
 determined (``_cause``: what the first rank to fail died of).  ``DECISIONS`` says what to do about each cause.  Then
 repetition is considered: a cause that usually passes does not if it comes back (``REPETITIONS``).
 
-docs/goodput.md has both tables; a test compares them.
+docs/restart-advice.md has both tables; a test compares them.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ examples:
   stepscope capture NAME --ranks 0,3       these ranks
   stepscope capture NAME --ranks all --steps 2 --memory
   stepscope capture NAME --list            the captures of a run, finished or not
-  stepscope capture NAME --json            the record as data (docs/capture.md)
+  stepscope capture NAME --json            the record as data (docs/capture-reference.md)
   stepscope capture --pid 4711             a process that has KINETO_USE_DAEMON=1, started without Stepscope
   stepscope capture --pid 4711 --pid 4712 --steps 6     two ranks of such a job
 
