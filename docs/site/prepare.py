@@ -50,7 +50,7 @@ def navigation(index: str, archive: str) -> Entries:
     for part in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
         title, _, body = part.partition("\n")
         entries: Entries = []
-        for table in re.split(r"\n\n(?=\|)", body):
+        for table in re.split(r"\n\n(?=\|)", body.strip()):
             heading = re.match(r"\|\s*(.*?)\s*\|", table)
             pages = [{text.replace("`", ""): page} for text, page in _listed(table)]
             if heading and heading[1] not in ("", "page") and pages:
@@ -81,7 +81,8 @@ class _Site:
             if not part.startswith("```"):
                 text = part.replace("<details>", '<details markdown="1">')
                 parts[number] = LINK.sub(lambda match: match["before"] + self._link(match["url"], origin, place), text)
-        self._write(place, "".join(parts).encode())
+        top = "---\nhide: [navigation]\n---\n" if place == "index.md" else ""
+        self._write(place, (top + "".join(parts)).encode())
 
     def _link(self, url: str, origin: str, place: str) -> str:
         path, mark, anchor = url.partition("#")
@@ -134,7 +135,8 @@ def prepare(build: Path) -> list[str]:
             site.add_page(origin, place)
             title = OTHER_TITLES.get(origin) or (ROOT / origin).read_text().partition("\n")[0].lstrip("# ")
             project.append({title: place})
-    shutil.copyfile(docs / "site/style.css", build / "docs/style.css")
+    for name in ("style.css", "iframe-worker.js"):
+        shutil.copyfile(docs / "site" / name, build / "docs" / name)
     nav = navigation((docs / "README.md").read_text(), (docs / "archive/README.md").read_text())
     settings = (docs / "site/mkdocs.yml").read_text()
     # JSON is YAML.

@@ -41,7 +41,7 @@ def test_every_bottleneck_of_all_ranks_may_be_the_wait_for_a_processor() -> None
 
 
 def test_a_rule_is_added_through_the_chain() -> None:
-    """CONTRIBUTING.md: a function, a line in the table, its thresholds."""
+    """docs/recipes.md: a function, a line in the table, its thresholds."""
 
     def find_odd_steps(job: RecordedJob, claims: Claims) -> Sequence[Claim]:
         saved_ns = np.where(job.view.steps % 2 == 1, 0.5 * claims.left_ns, 0.0)

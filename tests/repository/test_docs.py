@@ -118,6 +118,19 @@ def test_every_page_is_listed_once(root: Path, prepare: ModuleType) -> None:
     assert sorted(listed(nav)) == sorted(exist)
 
 
+def test_the_site_is_prepared(prepare: ModuleType, tmp_path: Path) -> None:
+    """``make docs`` builds it from this."""
+    assert prepare.prepare(tmp_path) == []
+    tour = (tmp_path / "docs/tour.md").read_text()
+    assert "](running.md#the-api)" in tour
+    readme = (tmp_path / "docs/project/readme.md").read_text()
+    assert "](../debug-a-hang.md)" in readme
+    assert "](../repository/LICENSE.txt)" in readme
+    assert (tmp_path / "docs/repository/LICENSE.txt").is_file()
+    assert (tmp_path / "docs" / "index.md").read_text().startswith("---\nhide: [navigation]\n---\n# Stepscope")
+    assert '"Getting started": "getting-started.md"' in (tmp_path / "mkdocs.yml").read_text()
+
+
 def test_pages_outside_the_reference_are_short(root: Path, prepare: ModuleType) -> None:
     docs = root / "docs"
     nav = prepare.navigation((docs / "README.md").read_text(), (docs / "archive/README.md").read_text())

@@ -12,7 +12,10 @@ import pytest
 import stepscope
 
 SOURCE = Path("src/stepscope")
-PAGES = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "bench/README.md", "examples/README.md")
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "bench/README.md", "examples/README.md"),
+    *("docs/recipes.md", "docs/releases.md"),
+)
 PACKAGES = (
     *(
         "agent",
