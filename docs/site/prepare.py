@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PROJECT_PAGES", "main", "navigation", "prepare"]
+__all__ = ["PROJECT_PAGES", "main", "navigation", "pages_of", "prepare"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT_PAGES = {
@@ -40,6 +40,8 @@ OTHER_TITLES = {
 }
 LINK = re.compile(r'(?P<before>\]\(|\b(?:src|srcset|href)=")(?P<url>[^)\s"]+)')
 FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
+WEIGHTS = {"Home": 0.3, "Tutorials": 2, "How-to guides": 2, "Explanations": 1.5, "Archive": 0.2, "Project": 0.2}
+"""Of pages in the search, by their tab; others: 1."""
 PICTURES = (".html", ".svg", ".png")
 Entries = list[dict[str, Any]]
 
@@ -67,11 +69,18 @@ def _listed(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^\| \[([^\]]+)\]\(([\w/-]+\.md)\)", text, flags=re.MULTILINE)
 
 
+def pages_of(entries: Entries) -> list[str]:
+    """All pages of some entries, in order."""
+    values = [value for entry in entries for value in entry.values()]
+    return [page for value in values for page in ([value] if isinstance(value, str) else pages_of(value))]
+
+
 class _Site:
     """The folder from which the site is built."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nav: Entries) -> None:
         self.folder = folder
+        self.weights = {page: WEIGHTS.get(title, 1) for tab in nav for title in tab for page in pages_of([tab])}
         self.missing: list[str] = []
 
     def add_page(self, origin: str, place: str) -> None:
@@ -81,7 +90,8 @@ class _Site:
             if not part.startswith("```"):
                 text = part.replace("<details>", '<details markdown="1">')
                 parts[number] = LINK.sub(lambda match: match["before"] + self._link(match["url"], origin, place), text)
-        top = "---\nhide: [navigation]\n---\n" if place == "index.md" else ""
+        hidden = "hide: [navigation]\n" if place == "index.md" else ""
+        top = f"---\n{hidden}search:\n  boost: {self.weights.get(place, WEIGHTS['Project'])}\n---\n"
         self._write(place, (top + "".join(parts)).encode())
 
     def _link(self, url: str, origin: str, place: str) -> str:
@@ -119,8 +129,9 @@ class _Site:
 def prepare(build: Path) -> list[str]:
     """Write ``build/docs`` and ``build/mkdocs.yml``; return the links that lead nowhere."""
     shutil.rmtree(build / "docs", ignore_errors=True)
-    site = _Site(build / "docs")
     docs = ROOT / "docs"
+    nav = navigation((docs / "README.md").read_text(), (docs / "archive/README.md").read_text())
+    site = _Site(build / "docs", nav)
     for path in sorted(docs.rglob("*")):
         name = path.relative_to(docs).as_posix()
         if path.is_file() and not name.startswith("site/"):
@@ -137,7 +148,6 @@ def prepare(build: Path) -> list[str]:
             project.append({title: place})
     for name in ("style.css", "iframe-worker.js"):
         shutil.copyfile(docs / "site" / name, build / "docs" / name)
-    nav = navigation((docs / "README.md").read_text(), (docs / "archive/README.md").read_text())
     settings = (docs / "site/mkdocs.yml").read_text()
     # JSON is YAML.
     (build / "mkdocs.yml").write_text(f"{settings}\nnav: {json.dumps([*nav, {'Project': project}], indent=1)}\n")

@@ -99,14 +99,6 @@ def test_pages_named_in_the_code_exist(root: Path) -> None:
 # ── the list of pages ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def listed(entries: list[dict[str, object]]) -> list[str]:
-    found: list[str] = []
-    for entry in entries:
-        for value in entry.values():
-            found += [value] if isinstance(value, str) else listed(value)  # type: ignore[arg-type]
-    return found
-
-
 def test_every_page_is_listed_once(root: Path, prepare: ModuleType) -> None:
     """A new page gets a line in ``docs/README.md`` or ``docs/archive/README.md``, of which the navigation is made."""
     docs = root / "docs"
@@ -115,7 +107,7 @@ def test_every_page_is_listed_once(root: Path, prepare: ModuleType) -> None:
         *("Home", "Tutorials", "How-to guides", "Reference", "Explanations", "Archive"),
     ]
     exist = [path.relative_to(docs).as_posix().replace("README", "index") for path in docs.rglob("*.md")]
-    assert sorted(listed(nav)) == sorted(exist)
+    assert sorted(prepare.pages_of(nav)) == sorted(exist)
 
 
 def test_the_site_is_prepared(prepare: ModuleType, tmp_path: Path) -> None:
@@ -127,7 +119,11 @@ def test_the_site_is_prepared(prepare: ModuleType, tmp_path: Path) -> None:
     assert "](../debug-a-hang.md)" in readme
     assert "](../repository/LICENSE.txt)" in readme
     assert (tmp_path / "docs/repository/LICENSE.txt").is_file()
-    assert (tmp_path / "docs" / "index.md").read_text().startswith("---\nhide: [navigation]\n---\n# Stepscope")
+    assert (
+        (tmp_path / "docs" / "index.md")
+        .read_text()
+        .startswith("---\nhide: [navigation]\nsearch:\n  boost: 0.3\n---\n# Stepscope")
+    )
     assert '"Getting started": "getting-started.md"' in (tmp_path / "mkdocs.yml").read_text()
 
 
@@ -138,7 +134,7 @@ def test_pages_outside_the_reference_are_short(root: Path, prepare: ModuleType) 
         name: len((docs / name.replace("index", "README")).read_text().split())
         for tab in nav
         if "Reference" not in tab
-        for name in listed([tab])
+        for name in prepare.pages_of([tab])
     }
     assert {name: count for name, count in words.items() if count > MOST_WORDS} == {}
 
