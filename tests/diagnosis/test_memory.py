@@ -19,9 +19,9 @@ from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import build_window
 from stepscope.diagnosis.rules.memory import find_memory, rise_of_floors
 from stepscope.judge import thresholds
+from stepscope.judge.finding_cost import finding_order
 from stepscope.recorder.layers.growth import MemoryFloors
 from stepscope.records.finding import Finding, Severity
-from stepscope.records.finding_cost import finding_order
 from stepscope.records.series import RankError, RunData
 
 GIB = 1 << 30

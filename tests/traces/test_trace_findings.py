@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fakes.traces import MadeTrace
 
+from stepscope.judge.finding_cost import finding_order
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import finding_order
 from stepscope.reports.finding_text import WHOLE_TRACE, kind_name, price_text
 from stepscope.traces.across_ranks.arrivals import match
 from stepscope.traces.device.dominant import KernelUse

@@ -23,8 +23,8 @@ from stepscope.diagnosis.rules.crashes import find_crashes, ran_out_of_memory
 from stepscope.diagnosis.rules.hangs import find_disagreement, find_hangs, led_by_hangs, with_stalls
 from stepscope.diagnosis.rules.memory import without_forecast
 from stepscope.judge.chain import Chain
+from stepscope.judge.finding_cost import finding_order
 from stepscope.records.finding import Finding, worded_for
-from stepscope.records.finding_cost import finding_order
 from stepscope.records.identity import epochs_of, logged_steps
 from stepscope.records.series import RunData
 

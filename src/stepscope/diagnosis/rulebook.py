@@ -8,7 +8,7 @@ all ranks alike, and changes of it.  Findings about machines, memory and numbers
 
 Example: a rank is slow in forward while the loader is slow on all ranks.  "late ranks" claims what that rank has more
 than its peers, "bounds" claims what all ranks have of ``input``.  No relation is declared between the two, so both are
-reported.  Which one leads is decided by ``finding_order`` (``records/finding_cost.py``): the more severe one, then the
+reported.  Which one leads is decided by ``finding_order`` (``judge/finding_cost.py``): the more severe one, then the
 one with the larger share of the time times its confidence, where an upper bound, as all bounds are, counts half.
 
 Example: input is slow on all ranks from step 40 on.  "bounds" claims it and takes nothing, so "trends" sees it, too.

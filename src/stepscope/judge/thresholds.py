@@ -5,7 +5,7 @@ A finding needs an effect (it costs something) and significance (it is not chanc
 
 from __future__ import annotations
 
-from stepscope.records import finding_cost
+from stepscope.judge import finding_cost
 
 # -- which steps are compared -----------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.judge.finding_cost import finding_order
 from stepscope.records.finding import Finding, as_remark, worded_for
-from stepscope.records.finding_cost import finding_order
 from stepscope.records.text import count_text, ms_text, share_text
 from stepscope.traces.across_ranks.arrivals import match
 from stepscope.traces.across_ranks.job_path import job_path

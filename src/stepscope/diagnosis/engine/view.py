@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.window import Window
 from stepscope.judge import thresholds
+from stepscope.judge.finding_cost import cost_document
 from stepscope.judge.statistics import longest, lower_median, lower_median_rank, mean_rank, medians
-from stepscope.records.finding_cost import cost_document
 from stepscope.records.steps import FLAG_EPOCH_START
 
 __all__ = [

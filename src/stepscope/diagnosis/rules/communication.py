@@ -17,10 +17,10 @@ from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.overlap import find_low_overlap
 from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
+from stepscope.judge.finding_cost import severity_by_cost
 from stepscope.judge.statistics import levels, median_rank, medians, peer_deviation, persistence_z, z_needed
 from stepscope.records.collectives import OPS
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.text import bytes_text, ms_text, named_ranks, rate_text
 
 __all__ = ["between_stages", "bubble_share", "exchanges_of", "find_communication"]

@@ -21,6 +21,7 @@ from stepscope.diagnosis.rules.straggler_advice import EXPERT_ADVICE, straggler_
 from stepscope.judge import thresholds
 from stepscope.judge.advice import advice_for, say
 from stepscope.judge.chain import Claim
+from stepscope.judge.finding_cost import severity_by_cost
 from stepscope.judge.statistics import (
     longest,
     median_rank,
@@ -31,7 +32,6 @@ from stepscope.judge.statistics import (
     z_needed,
 )
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.text import ms_text, named_ranks, share_text
 from stepscope.records.throughput import Work
 

@@ -39,9 +39,9 @@ from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.bounds import waited_for_network
 from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
+from stepscope.judge.finding_cost import severity_by_cost
 from stepscope.judge.statistics import lower_median, median_rank, shortest
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.text import count_text, ms_text, number_text, share_text
 
 __all__ = ["find_network", "has_same_cause"]

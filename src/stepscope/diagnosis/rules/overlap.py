@@ -29,10 +29,10 @@ from stepscope.diagnosis.engine.settings import (
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
+from stepscope.judge.finding_cost import severity_by_cost
 from stepscope.judge.statistics import shortest
 from stepscope.records.collectives import FLAG_ASYNC
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.text import bytes_text, ms_text, share_text
 
 __all__ = ["SHARDED", "find_low_overlap"]

@@ -61,6 +61,7 @@ from stepscope.diagnosis.rules.straggler_advice import (
 from stepscope.judge import thresholds
 from stepscope.judge.advice import advice_for
 from stepscope.judge.chain import Claim
+from stepscope.judge.finding_cost import severity_by_cost
 from stepscope.judge.late_ranks import Excess, excesses, last_ranks, peers_typical_ns, savings_ns
 from stepscope.judge.statistics import (
     between_z,
@@ -73,7 +74,6 @@ from stepscope.judge.statistics import (
     z_needed,
 )
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.layers import LayerSample, ModelTree
 from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import ms_text, named_ranks, share_text

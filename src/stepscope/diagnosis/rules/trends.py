@@ -20,9 +20,9 @@ from stepscope.diagnosis.rules.spikes import Place, by_phase_ms, locate, typical
 from stepscope.judge import thresholds
 from stepscope.judge.advice import advice_for, say
 from stepscope.judge.chain import Claim
+from stepscope.judge.finding_cost import severity_by_cost
 from stepscope.judge.statistics import Trend, between_z, levels, shortest, trend, z_needed, z_of_t
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.steps import COMPUTE_PHASES
 from stepscope.records.text import ms_text, number_text, share_text
 

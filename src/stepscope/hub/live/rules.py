@@ -35,8 +35,8 @@ from stepscope.hub.live.live_run import SUMMED_RANKS, Judged, LiveRun
 from stepscope.hub.live.registry import STATES
 from stepscope.hub.live.step_arrays import Slots
 from stepscope.judge import thresholds
+from stepscope.judge.finding_cost import finding_order
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import finding_order
 from stepscope.records.hang import HangRecord
 from stepscope.records.layers import read_layers
 from stepscope.records.paths import error_path, hangs_folder

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.judge import thresholds
-from stepscope.records import finding_cost
+from stepscope.judge import finding_cost, thresholds
 
 # -- minimum cost of a finding --------------------------------------------------------------------------------------
 

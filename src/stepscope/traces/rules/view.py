@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.judge.chain import Claim
+from stepscope.judge.finding_cost import cost_document, severity_by_cost
 from stepscope.records.finding import Finding, Severity, lowest
-from stepscope.records.finding_cost import cost_document, severity_by_cost
 from stepscope.records.text import ms_text, named_ranks, share_text
 from stepscope.traces.across_ranks.arrivals import Arrivals, arrivals_of, shown_of
 from stepscope.traces.rules import thresholds
