@@ -300,7 +300,7 @@ class CommunicationClock(TypedDict):
 class Operation(TypedDict):
     op: str
     count: float | None
-    bytes: int | None
+    bytes: float | None
     exposed_ms: float | None
     overlapped_ms: float | None
     device: bool
