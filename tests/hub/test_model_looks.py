@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from hub_feed import FedRows, sidecar_of, taken_of
 
 from stepscope.diagnosis import diagnose
 from stepscope.hub.live.live_run import LiveRun
-from stepscope.hub.live.rules import ATTENDED, UNATTENDED, Pace, RuleLoop, keep_up, run_data_of, select, snapshot
+from stepscope.hub.live.rules import Pace, RuleLoop, keep_up, run_data_of, select, snapshot
 from stepscope.records.series import RankSeries
 from stepscope.store.live.failures import write_hang
 from stepscope.store.live.ring_files import RingSidecar
@@ -207,20 +206,6 @@ def test_a_rule_that_fails_is_told_and_stops_nothing(monkeypatch: pytest.MonkeyP
         return live
 
     assert "ZeroDivisionError" in asyncio.run(main()).info()["judged"]["failed"]
-
-
-def test_while_there_is_nothing_to_follow_rules_run_half_as_often() -> None:
-    assert [UNATTENDED.period_s(took_s) for took_s in (0.01, 0.04, 0.2)] == [5.0, 8.0, 20.0]
-    assert [UNATTENDED.period_s(took_s, quiet=True) for took_s in (0.01, 0.04, 0.2)] == [5.0, 16.0, 20.0]
-    assert ATTENDED.period_s(0.3, quiet=True) == ATTENDED.period_s(0.3) == pytest.approx(3.0)
-    for faults, period_s in (((), 16.0), ((slow_at(2, "forward", 30.0),), 8.0)):
-        series = Cluster(ranks=4, steps=80, faults=faults).series()
-        live, clock = LiveRun(), count(0.0, 0.02)
-        introduce(live, series)
-        loop = RuleLoop(live, unattended=UNATTENDED, threaded=False, cpu_clock=lambda clock=clock: next(clock))
-        live.rows(taken_of(series, range(80)))
-        asyncio.run(loop.evaluate())
-        assert (live.judged.took_s, live.judged.period_s) == pytest.approx((0.04, period_s))
 
 
 def test_keeping_up_takes_in_and_looks_until_it_is_cancelled() -> None:

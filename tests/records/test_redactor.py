@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.records.redacted_copy import Redactor
+from stepscope.records.redaction import Redactor
 
 META = {
     "name": "night",

@@ -21,7 +21,7 @@ from stepscope.page.assets import is_built
 from stepscope.records import run_clock
 from stepscope.records.files import run_umask
 from stepscope.records.paths import ENV_HTML
-from stepscope.records.redacted_copy import Redactor
+from stepscope.records.redaction import Redactor
 from stepscope.records.series import RunData
 from stepscope.records.text import say
 from stepscope.reports import render_text, summarize

@@ -48,7 +48,7 @@ from stepscope.hub.open_run import OpenRun
 from stepscope.page.assets import explain_unbuilt, is_built, pack, report_file
 from stepscope.records.finding import SEVERITIES
 from stepscope.records.paths import log_path
-from stepscope.records.redacted_copy import Redactor
+from stepscope.records.redaction import Redactor
 from stepscope.records.text import Progress, count_text, no_progress
 from stepscope.reports.finding_text import findings_document
 from stepscope.store.catalog import run_entry

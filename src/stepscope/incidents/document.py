@@ -10,7 +10,7 @@ from typing import Any
 from stepscope.errors import UsageError
 from stepscope.incidents.builder import NOT_RECORDED, build_document, list_document
 from stepscope.incidents.read import Known, inputs_of, known_incidents
-from stepscope.records.redacted_copy import Redactor
+from stepscope.records.redaction import Redactor
 from stepscope.records.series import RunData
 from stepscope.records.text import count_text
 from stepscope.reports import summarize

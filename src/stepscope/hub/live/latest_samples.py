@@ -233,7 +233,8 @@ class SampleColumns:
     @property
     def throttled(self) -> NDArray[np.bool_]:
         """[GPU]: whether it reports a reason for a lower clock."""
-        return np.fromiter((bool(gpu.throttle_reasons) for gpu in self.gpus.sources), np.bool_, len(self.gpus.sources))
+        reasons = map(attrgetter("throttle_reasons"), self.gpus.sources)
+        return np.fromiter(map(bool, reasons), np.bool_, len(self.gpus.sources))
 
     def spreads(self) -> tuple[Spread, ...]:
         """Return the quantities that at least one source has."""

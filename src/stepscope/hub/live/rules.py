@@ -315,17 +315,14 @@ class Pace:
     """The share of the time that evaluations may take."""
     tick_s: float
     """The time between two rounds of intake."""
-    quiet_share: float = 0.0
-    """The share while the last evaluation found nothing; 0: the same.  A change of the job's pace does not wait."""
 
-    def period_s(self, took_s: float, *, quiet: bool = False) -> float:
-        share = self.quiet_share if quiet and self.quiet_share else self.share
-        return max(self.least_s, min(self.most_s, took_s / share))
+    def period_s(self, took_s: float) -> float:
+        return max(self.least_s, min(self.most_s, took_s / self.share))
 
 
 ATTENDED = Pace(least_s=1.0, most_s=float("inf"), share=0.1, tick_s=0.25)
 """While somebody may read the run."""
-UNATTENDED = Pace(least_s=5.0, most_s=20.0, share=0.005, tick_s=2.0, quiet_share=0.0025)
+UNATTENDED = Pace(least_s=5.0, most_s=20.0, share=0.005, tick_s=2.0)
 """While a hub is alone with its run: it shares the machine with the training, and agents write every two seconds."""
 CONFIRM_S = 2.0
 """The time until the next evaluation if the last one found something for the first time: two have to agree."""
@@ -409,11 +406,6 @@ class RuleLoop:
             return ATTENDED
         return replace(self.unattended, tick_s=ATTENDED.tick_s) if self.eager else self.unattended
 
-    @property
-    def _quiet(self) -> bool:
-        """Whether there is nothing to follow: no finding but notes, shown or not."""
-        return all(each.finding.severity == "info" for each in self._watched)
-
     async def _pause(self) -> None:
         """Wait until the next evaluation is due; a hang, a death or the end of a capture does not wait."""
         began_s, alarms = time.monotonic(), _alarms(self._live)
@@ -425,7 +417,7 @@ class RuleLoop:
             and not self._changed(time.monotonic() - began_s)
         ):
             pace = self.pace
-            period_s = min(pace.period_s(self._live.judged.took_s, quiet=self._quiet), confirmed_s)
+            period_s = min(pace.period_s(self._live.judged.took_s), confirmed_s)
             left_s = began_s + max(period_s, ATTENDED.least_s) - time.monotonic()
             if left_s <= 0:
                 return
@@ -479,7 +471,7 @@ class RuleLoop:
                 of_ranks=copy.of_ranks,
                 evaluations=live.judged.evaluations + 1,
                 took_s=took_s,
-                period_s=self.pace.period_s(took_s, quiet=self._quiet),
+                period_s=self.pace.period_s(took_s),
                 failed=live.judged.failed,
             )
         )
