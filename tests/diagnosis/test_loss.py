@@ -245,6 +245,14 @@ def test_norms_that_explode_before_they_are_clipped() -> None:
     assert diagnose(replace(run, events=tuple(seen(short, name="grad_norm", run=run))))[0].kind == "healthy"
 
 
+def test_a_loss_that_is_not_read_in_every_step_became_nan_between_two_of_them() -> None:
+    run = Cluster(ranks=1, steps=STEPS).run()
+    values = {step: "nan" if step >= 60 else 1.0 for step in range(0, 100, 8)}
+    found = diagnose(replace(run, events=tuple(seen(values, name="loss", run=run))))[0]
+    assert found.title == "The loss is NaN from a step between 57 and 64 on; it was 1 at step 56."
+    assert found.evidence["first_step"] == 64
+
+
 def test_what_was_seen_is_shown_unless_the_script_notes_that_name() -> None:
     run = Cluster(ranks=2, steps=STEPS).run()
     events = [*seen({5: 1.5, 6: 2.5}, name="loss", run=run), *seen({6: 0.5}, name="grad_norm", run=run)]

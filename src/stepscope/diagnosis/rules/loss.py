@@ -172,6 +172,8 @@ def _lost(curve: _Curve, of_name: Sequence[_Curve], view: View) -> Finding:
     if good >= 0:
         before = f"; it was {_value(float(curve.values[good]))} at step {int(curve.steps[good]):,}"
     when = f"from step {step:,} on" if curve.bad_at_end > 1 else f"at step {step:,}, the last one noted"
+    if curve.seen and good >= 0 and curve.bad_at_end > 1 and (known := int(curve.steps[good]) + 1) < step:
+        when = f"from a step between {known:,} and {step:,} on"  # not every loss was read
     if first:
         when += f", and that of the others from step {spread_at:,}"
     return _finding(
