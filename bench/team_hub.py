@@ -56,11 +56,12 @@ class ListFigures:
 async def view(port: int, token: str, figures: ListFigures, wait_s: float, first_s: float) -> None:
     """Poll the list until canceled."""
     await asyncio.sleep(first_s)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    request = f"GET /api/v1/runs?limit=1000 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
-    try:
-        while True:
-            began_s = time.monotonic()
+    lines = ("GET /api/v1/runs?limit=1000 HTTP/1.1", "Host: x", f"Authorization: Bearer {token}", "Connection: close")
+    request = "\r\n".join([*lines, "", ""]).encode()
+    while True:
+        began_s = time.monotonic()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)  # idle ones are closed at a slow time scale
+        try:
             writer.write(request)
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             size = int((re.search(rb"content-length: (\d+)", head) or [b"", b"0"])[1])
@@ -71,9 +72,9 @@ async def view(port: int, token: str, figures: ListFigures, wait_s: float, first
                 figures.listed = json.loads(body)["total"]
             else:
                 figures.refused += 1
-            await asyncio.sleep(wait_s)
-    finally:
-        writer.close()
+        finally:
+            writer.close()
+        await asyncio.sleep(wait_s)
 
 
 def note(reports: dict[str, LoadReport], run: str, _now_s: float, report: LoadReport) -> None:

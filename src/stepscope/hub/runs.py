@@ -47,6 +47,11 @@ MANY_RUNS = 1000
 """Of a folder, from which on loading the catalog is faster than reading them."""
 REQUESTED_S = 30.0
 """How long an active run is followed after the last request for it."""
+QUICK_SCAN_S = 0.1
+"""A folder that is scanned within this time is scanned for every list."""
+LISTING_SHARE = 0.2
+"""The share of the time that scans of a larger one may take: hundreds of active runs and viewers."""
+LONGEST_LISTED_S = 5.0
 _WATCHED = (META, SUMMARY, EVENTS, STEPS, INBOX, NODES)
 
 
@@ -109,6 +114,8 @@ class Runs:
         self._following: set[asyncio.Task[None]] = set()
         self._listed: dict[Path, KnownRuns] = {}
         self._listing: asyncio.Task[list[RunEntry]] | None = None
+        self._listed_until_s = 0.0
+        """Until then a list is served again without a scan."""
 
     @classmethod
     def of_live(cls, run_dir: Path, live: LiveRun, *, wanted: str = "") -> Runs:
@@ -160,10 +167,19 @@ class Runs:
         return [self._single] if self._single is not None else list(self._opened.values())
 
     async def entries(self) -> list[RunEntry]:
-        """List the runs, newest first.  Concurrent requests share one scan of the folder."""
-        if self._listing is None or self._listing.done():
-            self._listing = asyncio.create_task(asyncio.to_thread(self._list))
+        """List the runs, newest first.  Concurrent requests share one scan of the folder, and a long one its result."""
+        if self._listing is None or (self._listing.done() and time.monotonic() >= self._listed_until_s):
+            self._listed_until_s = 0.0
+            self._listing = asyncio.create_task(self._scan())
         return await asyncio.shield(self._listing)
+
+    async def _scan(self) -> list[RunEntry]:
+        began_s = time.monotonic()
+        entries = await asyncio.to_thread(self._list)
+        ended_s = time.monotonic()
+        if ended_s - began_s > QUICK_SCAN_S:
+            self._listed_until_s = ended_s + min((ended_s - began_s) / LISTING_SHARE, LONGEST_LISTED_S)
+        return entries
 
     async def judged(self) -> list[tuple[str, RunFigures]]:
         """Return the active runs that are not open here, newest first, as their own hubs judged them."""
@@ -212,7 +228,9 @@ class Runs:
     async def label(self, run: str, **change: Any) -> Labels | None:
         """Change the labels of a run (``change_labels``); None if it does not exist."""
         path = await self.existing(run)
-        return None if path is None else await asyncio.to_thread(catalog.change_labels, path, **change)
+        labels = None if path is None else await asyncio.to_thread(catalog.change_labels, path, **change)
+        self._listed_until_s = 0.0
+        return labels
 
     async def delete(self, run: str) -> bool:
         """Delete a run that is over; False if it does not exist.  RunError, with the reason, if it is in use."""
@@ -221,6 +239,7 @@ class Runs:
             return False
         await asyncio.to_thread(catalog.delete_run, path, watch=False)
         self._opened.pop(run, None)
+        self._listed_until_s = 0.0
         return True
 
     async def existing(self, id_: str) -> Path | None:
