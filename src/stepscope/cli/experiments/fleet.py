@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from stepscope.cli.arguments import age, run_or_url
 from stepscope.cli.catalog import catalog_folders, updated_catalog
 from stepscope.cli.output import format_table
 from stepscope.records.text import count_text, printable, say, share_text
-from stepscope.reports.layout import bar
+from stepscope.reports.layout import MARKS, bar
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
@@ -39,6 +40,7 @@ BY = {"cause": "", "time": "", "job": "by_job", "team": "by_team", "user": "by_u
 EXCLUDED_SINCE_S = 90 * 86_400.0
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 BAR_CELLS = 24
+WIDEST = 120
 ROWS = 15
 CAUSES_SHOWN = 3
 LEAST_SHOWN = 0.05
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for problem in problems[:ROWS]:
         say(problem)
-    print(printable("\n\n".join(_sections(document, args.by)), keep="\n"))
+    print(printable("\n\n".join(map(_wrapped, _sections(document, args.by))), keep="\n"))
     return 0
 
 
@@ -122,6 +124,18 @@ affinity:
 
 
 # -- text -------------------------------------------------------------------------------------------------------------
+
+
+def _wrapped(section: str) -> str:
+    """Sentences, not tables, are broken where the terminal ends."""
+    width = _width()
+    if width is None:
+        return section
+    lines = [
+        textwrap.wrap(line, min(width, WIDEST), subsequent_indent="  ") if line[:1] in MARKS.values() else [line]
+        for line in section.split("\n")
+    ]
+    return "\n".join(line for own in lines for line in own)
 
 
 def _sections(document: Mapping[str, Any], by: str) -> list[str]:
@@ -225,7 +239,7 @@ def _links(document: Mapping[str, Any]) -> str:
 
 
 def _changes(document: Mapping[str, Any]) -> str:
-    return "\n".join(f"{'▲' if row['direction'] == 'slower' else '▼'} {row['title']}" for row in document["changes"])
+    return "\n".join(f"{'▲' if row['direction'] == 'slower' else '✔'} {row['title']}" for row in document["changes"])
 
 
 def _events(document: Mapping[str, Any]) -> str:
