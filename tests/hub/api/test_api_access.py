@@ -438,7 +438,8 @@ def test_no_parameter_makes_it_stumble(hub: Any, path: str, query: list[tuple[st
     text = str(httpx.QueryParams({name: value.decode() for name, value in params.items()}))
     answer = hub.get(f"{path}?{text}", accept=accept)
     missing = "/none" in path or "/captures/step-9" in path  # the run has no capture
-    assert answer.status in ((400, 404) if missing else (200, 400))
+    good = 503 if path == "/api/v1/fleet" else 200  # tests have no folder for the catalog of all runs
+    assert answer.status in ((400, 404) if missing else (good, 400))
     if answer.status == 400:
         assert answer.json.keys() == {"schema", "error"}
 
