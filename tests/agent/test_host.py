@@ -13,7 +13,8 @@ from clock import FakeClock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.agent.sampling.host import TICKS_PER_S, BusyProcesses, HostSampler, JobCpu, Pressure, run_delay_ns
+from stepscope.agent.sampling.host import TICKS_PER_S, BusyProcesses, HostSampler, JobCpu, Pressure
+from stepscope.agent.sampling.off_cpu import run_delay_ns
 from stepscope.records.paths import helper_command, log_of_rank
 
 

@@ -161,8 +161,8 @@ def test_a_rank_whose_core_is_shared_is_told_with_its_price_and_the_process() ->
     run = with_samples(cluster, host={"busy_processes": NAMED}, process={"cpu_wait": cpu_wait})
     (first, *rest) = diagnose(run)
     assert (first.kind, first.severity, first.ranks, first.phase) == ("cpu_saturated", "critical", (2,), None)
-    title = "Rank 2 waits for a processor 50% of its time, its peers 2%, every step; all other ranks wait for it."
-    assert first.title == title
+    waits = "waits 90.5 ms a step for a core (50% of its time, its peers 2%)"
+    assert first.title == f"Rank 2 {waits}, every step; all other ranks wait for it."
     own_cores = "give each rank its own cores (taskset, cgroups, --exclusive)"
     assert first.advice == (f"Stop or move python burn.py (pid 4711, 97% of a core); or {own_cores}.",)
     assert first.evidence["busy_processes"] == [{"command": "python burn.py", "pids": [4711], "cpu_percent": 97.0}]

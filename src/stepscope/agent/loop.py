@@ -217,6 +217,8 @@ class Agent:
         if now_s - self._sample_s >= SAMPLE_S:
             self._sample_s = now_s
             self._sample()
+        else:
+            self._host.read_states()
         git = self._git.poll() if self._git else None
         if git:
             self._journal.event("context", git=git)

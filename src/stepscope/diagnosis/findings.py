@@ -1,10 +1,11 @@
 """Diagnose a run: what stopped it, what the chain of rules finds, or that nothing is wrong.
 
-The rules, their order and who wins are in ``rulebook.py``.  Four steps follow the chain: findings that a crowded
-machine explains become information (``crowding.py``), they are put in order, a run without any is reported as healthy
+The rules, their order and who wins are in ``rulebook.py``.  Five steps follow the chain: findings that a crowded
+machine explains become information (``crowding.py``), they get the reason why processes did not run
+(``off_cpu.py``), they are put in order, a run without any is reported as healthy
 or too short (``healthy.py``), and captures say what operator, kernel or line is behind a finding (``captures.py``).
 Steps and epochs as the framework counts them are added to the evidence.
-``hysteresis.py`` adds a fifth while a job runs.
+``hysteresis.py`` adds a sixth while a job runs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from stepscope.diagnosis.crowding import lower_crowded
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import Window, build_window, last_attempt
 from stepscope.diagnosis.healthy import find_insufficient, led_by_health
+from stepscope.diagnosis.off_cpu import join_off_cpu
 from stepscope.diagnosis.rulebook import CHAIN, RecordedJob, available
 from stepscope.diagnosis.rules.crashes import find_crashes, ran_out_of_memory
 from stepscope.diagnosis.rules.hangs import find_disagreement, find_hangs, led_by_hangs, with_stalls
@@ -51,7 +53,7 @@ def diagnose(
     saturated = any(
         claim.finding.kind == "cpu_saturated" and claim.finding.severity != "info" for claim in claims.of("machine")
     )
-    slow = [claim.finding for claim in lower_crowded(view, claims.all, cpu_saturated=saturated)]
+    slow = [claim.finding for claim in join_off_cpu(view, lower_crowded(view, claims.all, cpu_saturated=saturated))]
     slow = with_stalls(run, slow)
     if any(map(ran_out_of_memory, stopped)):
         slow = [without_forecast(finding) for finding in slow]

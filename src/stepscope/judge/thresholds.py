@@ -749,6 +749,22 @@ RAM_PRESSURE = 0.2
 """Share of the time in which some task waited for memory (PSI); zero on a healthy machine."""
 CPU_WAIT_SAMPLE_NS = 1.5e9
 """A sample describes the second before it; a step further from all of them is unknown."""
+OFF_CPU_SHARE = 0.05
+"""Share of the time of the steps that a wait for the disk, or for pages from it, must take to be named as a cause."""
+OFF_CPU_SECONDS = 2.0
+"""Time that samples must describe: the state of a process is read five times a second."""
+FAULTS_A_STEP = 2.0
+"""Major page faults per step beyond those of the peers; a healthy process has none once its code is loaded."""
+FAULT_LEAST_NS = 20_000.0
+"""What a page from swap takes at least, in compressed memory; from a disk it takes five times as long or more."""
+SWAPPED_BYTES = 16 << 20
+"""Memory of a rank in swap, from which on its major faults count as swapping: idle pages of libraries are less."""
+WORKERS_DISK_SHARE = 0.5
+"""Share of their time that a rank's DataLoader workers wait for the disk, to be late because of that."""
+THROTTLED_CPU_SHARE = 0.10
+"""Share of the time in which the quota of the ranks' cgroup is used up …"""
+STEAL_SHARE = 0.10
+"""… or that the hypervisor takes from a host's processors: less is common in the cloud and does not show in steps."""
 
 # Remarks about settings.
 FEW_SAMPLES = 16

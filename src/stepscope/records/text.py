@@ -24,6 +24,7 @@ __all__ = [
     "bytes_text",
     "checked_name",
     "count_text",
+    "cpus_text",
     "default_name",
     "did_you_mean",
     "duration_text",
@@ -162,6 +163,11 @@ def count_text(count: int, thing: str) -> str:
     """``1 rank``, ``1,024 ranks``, ``2 processes``."""
     ending = "" if count == 1 else "es" if thing.endswith("s") else "s"
     return f"{count:,} {thing}{ending}"
+
+
+def cpus_text(cpus: float) -> str:
+    """``1 CPU``, ``0.5 CPUs``."""
+    return f"{cpus:g} {'CPU' if cpus == 1 else 'CPUs'}"
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
 """The host sampler: CPU, memory, pressure, disk, network, ranks' processes, and out-of-memory kills.
 
 Rates are bytes per second since the previous sample. Most values come from psutil. Pressure, the network, the job's CPU
-and mapped memory are read from the kernel directly.
+and what keeps a rank from running (``off_cpu.py``) are read from the kernel directly.
 
 The length of a rank's log is recorded too: printed lines have no times, and this locates a step in the log.
 
@@ -25,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from stepscope.agent.sampling.off_cpu import OffCpu, ProcessStat, cgroup_folders, read_stat, read_status
 from stepscope.records import run_clock
 from stepscope.records.paths import readable_command
 from stepscope.records.redaction import redact_command
@@ -37,9 +38,7 @@ __all__ = [
     "NetworkSampler",
     "OomWatch",
     "Pressure",
-    "mapped_bytes",
     "memory_limit_of",
-    "run_delay_ns",
 ]
 
 # -- CPU of the job ---------------------------------------------------------------------------------------------------
@@ -62,6 +61,8 @@ class JobCpu:
         self._strangers: set[int] = set()
         self._ticks: dict[int, int] = {}
         """CPU time so far of the job's processes, by pid."""
+        self._stats: dict[int, ProcessStat] = {}
+        """What the previous sample read of them."""
         self._roots: set[int] = set()
         self._sampled_s: float | None = None
 
@@ -69,13 +70,26 @@ class JobCpu:
         """Return the use of all cores since the previous sample; None at first, without roots or without ``/proc``."""
         self._scan(set(roots))
         now = self._now()
-        ticks = {pid: spent for pid in self._ticks if (spent := self._spent(pid)) is not None}
+        self._stats = {pid: stat for pid in self._ticks if (stat := read_stat(self._proc, pid)) is not None}
+        ticks = {pid: stat.cpu_ticks for pid, stat in self._stats.items()}
         used = sum(spent - self._ticks[pid] for pid, spent in ticks.items())
         earlier_s, self._sampled_s = self._sampled_s, now
         self._ticks = ticks
         if earlier_s is None or now <= earlier_s or not ticks:
             return None
         return round(min(max(100.0 * used / TICKS_PER_S / (now - earlier_s) / self._cores, 0.0), 100.0), 1)
+
+    def children(self) -> dict[int, dict[int, ProcessStat]]:
+        """Return what the last sample read of the processes that each rank started, and of those that they started."""
+        found: dict[int, dict[int, ProcessStat]] = {}
+        for pid, stat in self._stats.items():
+            ancestor = stat.parent
+            while pid not in self._roots and ancestor in self._stats:
+                if ancestor in self._roots:
+                    found.setdefault(ancestor, {})[pid] = stat
+                    break
+                ancestor = self._stats[ancestor].parent
+        return found
 
     def strangers(self) -> set[int]:
         """Return the processes outside the job that were there at the last sample."""
@@ -102,25 +116,12 @@ class JobCpu:
         self._ticks = {pid: self._ticks[pid] if pid in known else 0 if rooted else self._spent(pid) or 0 for pid in job}
 
     def _parent(self, pid: int) -> int | None:
-        fields = self._stat(pid)
-        return int(fields[1]) if fields else None
+        stat = read_stat(self._proc, pid)
+        return stat.parent if stat else None
 
     def _spent(self, pid: int) -> int | None:
-        fields = self._stat(pid)
-        return int(fields[11]) + int(fields[12]) if fields else None
-
-    def _stat(self, pid: int) -> list[bytes] | None:
-        return _stat_fields(self._proc, pid)
-
-
-def _stat_fields(proc: Path, pid: int) -> list[bytes] | None:
-    """Return the fields after the command's name: state, parent, …; None if the process is gone."""
-    try:
-        stat = (proc / str(pid) / "stat").read_bytes()
-    except OSError:
-        return None
-    fields = stat.rpartition(b")")[2].split()
-    return fields if len(fields) > 12 else None
+        stat = read_stat(self._proc, pid)
+        return stat.cpu_ticks if stat else None
 
 
 # -- Busy processes outside the job -----------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ class BusyProcesses:
             return {}
         if began_s < self._next_s:
             return {}
-        ticks = {pid: int(f[11]) + int(f[12]) for pid in strangers if (f := _stat_fields(self._proc, pid)) is not None}
+        ticks = {pid: stat.cpu_ticks for pid in strangers if (stat := read_stat(self._proc, pid)) is not None}
         before, self._ticks = self._ticks, ticks
         seconds, self._read_s = began_s - self._read_s, began_s
         self._next_s = began_s + (self._now() - began_s) / BUSY_COST_SHARE
@@ -193,11 +194,14 @@ class BusyProcesses:
 
 
 # -- Pressure ---------------------------------------------------------------------------------------------------------
-# Waiting tasks, from ``/proc/pressure``, and the number of tasks that are running or runnable right now.
+# Waiting tasks, from ``/proc/pressure``; from ``/proc/stat`` the number of tasks that are running or runnable right
+# now, and how much of the processors' time the hypervisor gave to other machines (steal).
 #
 # Each read takes a few microseconds. Missing information (no pressure accounting, no such files) is left out.
 
 RESOURCES = ("cpu", "io", "memory")
+STEAL = 7
+"""Its place in the first line: user, nice, system, idle, iowait, irq, softirq, steal."""
 
 
 class Pressure:
@@ -207,6 +211,8 @@ class Pressure:
         self._proc = proc
         self._now = now
         self._totals: dict[str, tuple[float, int]] = {}
+        self._stolen: tuple[int, int] | None = None
+        """Ticks of all processors that were stolen, and all ticks."""
         self.sample()
 
     def sample(self) -> dict[str, float | int]:
@@ -222,8 +228,7 @@ class Pressure:
             if now > earlier_s:
                 share = (total_us - earlier_us) / 1e6 / (now - earlier_s)
                 values[f"{resource}_pressure"] = round(min(max(share, 0.0), 1.0), 4)
-        running = self._running()
-        return values if running is None else {**values, "procs_running": running}
+        return {**values, **self._from_stat()}
 
     def _waited_us(self, resource: str) -> int | None:
         """Return the microseconds since boot in which any task waited."""
@@ -235,14 +240,23 @@ class Pressure:
         _, _, total = line.partition(" total=")
         return int(total) if total.isdecimal() else None
 
-    def _running(self) -> int | None:
+    def _from_stat(self) -> dict[str, float | int]:
         try:
             text = (self._proc / "stat").read_text()
         except OSError:
-            return None
+            return {}
+        values: dict[str, float | int] = {}
         _, _, rest = text.partition("\nprocs_running ")
         count = rest.partition("\n")[0]
-        return int(count) if count.isdecimal() else None
+        if count.isdecimal():
+            values["procs_running"] = int(count)
+        fields = text.partition("\n")[0].split()[1 : STEAL + 2]
+        if len(fields) == STEAL + 1 and all(field.isdecimal() for field in fields):
+            stolen, total = int(fields[STEAL]), sum(map(int, fields))
+            before, self._stolen = self._stolen or (stolen, total), (stolen, total)
+            if total > before[1]:
+                values["cpu_steal"] = round(min(max((stolen - before[0]) / (total - before[1]), 0.0), 1.0), 4)
+        return values
 
 
 # -- Network ----------------------------------------------------------------------------------------------------------
@@ -414,41 +428,10 @@ def _rate(count: int, seconds: float) -> float:
     return round(count / seconds, 1) if seconds > 0 else 0.0
 
 
-# -- Mapped memory ----------------------------------------------------------------------------------------------------
-# How much of a process's resident memory is pages of mapped files (``/proc/PID/status``).
-#
-# A memory-mapped data set (Arrow, ``numpy.memmap``) fills the resident memory as it is read. The kernel takes such
-# pages back whenever it needs them, so they do not indicate a leak.
+# -- Host -------------------------------------------------------------------------------------------------------------
+
 
 PROC = Path("/proc")
-
-
-def mapped_bytes(pid: int, proc: Path = PROC) -> int | None:
-    """Return the bytes; None if unknown: another system, a kernel before 4.5, or a process that is gone."""
-    try:
-        status = (proc / str(pid) / "status").read_bytes()
-    except OSError:
-        return None
-    for line in status.splitlines():
-        if line.startswith(b"RssFile:"):
-            words = line.split()
-            return int(words[1]) * 1024 if len(words) > 1 and words[1].isdigit() else None
-    return None
-
-
-# -- Waiting for a processor ------------------------------------------------------------------------------------------
-
-
-def run_delay_ns(pid: int, proc: Path = PROC) -> int | None:
-    """Return how long the main thread was ready to run but had no processor, since its start; None if unknown."""
-    try:
-        fields = (proc / str(pid) / "schedstat").read_bytes().split()
-    except OSError:
-        return None
-    return int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else None
-
-
-# -- Host -------------------------------------------------------------------------------------------------------------
 
 
 class HostSampler:
@@ -462,6 +445,7 @@ class HostSampler:
         self._network = NetworkSampler()
         self._job = JobCpu(psutil.cpu_count() or 1)
         self._busy = BusyProcesses()
+        self._off_cpu = OffCpu()
         psutil.cpu_percent()
         self._counters_of_host()
 
@@ -474,17 +458,24 @@ class HostSampler:
         except psutil.Error:
             return
         self._counters_of_process(process)
+        self._off_cpu.watch(pid)
 
     def forget(self, pid: int) -> None:
         self._processes.pop(pid, None)
+        self._off_cpu.forget(pid)
+
+    def read_states(self) -> None:
+        """Read what the ranks are doing at this moment; called several times between samples."""
+        self._off_cpu.read_states()
 
     def sample(self, ranks: Iterable[tuple[int, int, Path]]) -> list[dict[str, Any]]:
         """Return one record for the host and one for each (pid, rank, log) that is watched and alive."""
         common = {"wall_ns": run_clock.wall_ns(), "mono_ns": time.perf_counter_ns(), "node": self._node}
         records = [{**common, "kind": "host", **self._host()}]
+        children = self._job.children()
         for pid, rank, log in ranks:
             process = self._processes.get(pid)
-            if process is not None and (values := self._process(process)):
+            if process is not None and (values := self._process(process, children.get(pid))):
                 records.append({**common, "kind": "process", "pid": pid, "rank": rank, **values, **_length_of(log)})
         return records
 
@@ -517,25 +508,21 @@ class HostSampler:
             "disk_write_bps": self._rate("disk_write", disks.write_bytes),
         }
 
-    def _process(self, process: psutil.Process) -> dict[str, Any]:
-        mapped = mapped_bytes(process.pid)
+    def _process(self, process: psutil.Process, children: dict[int, ProcessStat] | None) -> dict[str, Any]:
+        status = read_status(PROC, process.pid)
+        known = {"rss_file": status.mapped_bytes, "swapped": status.swapped_bytes, "processors": status.processors}
         try:
             with process.oneshot():
                 return {
                     "cpu_percent": process.cpu_percent(),
                     "rss": process.memory_info().rss,
-                    **({} if mapped is None else {"rss_file": mapped}),
-                    "threads": process.num_threads(),
-                    **self._cpu_wait(process.pid),
+                    "threads": process.num_threads() if status.threads is None else status.threads,
+                    **{name: value for name, value in known.items() if value is not None},
+                    **self._off_cpu.sample(process.pid, children),
                     **self._counters_of_process(process),
                 }
         except psutil.Error:
             return {}  # it just ended
-
-    def _cpu_wait(self, pid: int) -> dict[str, float]:
-        """Return the share of the time since the previous sample that its main thread waited for a processor."""
-        waited_ns = run_delay_ns(pid)
-        return {} if waited_ns is None else {"cpu_wait": round(min(self._rate(f"{pid} wait", waited_ns) / 1e9, 1.0), 4)}
 
     def _counters_of_process(self, process: psutil.Process) -> dict[str, Any]:
         try:
@@ -572,28 +559,13 @@ def memory_limit_of(pid: int, root: Path = Path("/"), machine: int | None = None
 
 
 def _cgroup_memory_limits(pid: int, root: Path) -> Iterator[int]:
-    try:
-        lines = (root / "proc" / str(pid) / "cgroup").read_text(errors="replace").splitlines()
-    except OSError:
-        return
-    top = root / "sys/fs/cgroup"
-    for line in lines:
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if not controllers:
-            folder, name = top, "memory.max"
-        elif "memory" in controllers.split(","):
-            folder, name = top / "memory", "memory.limit_in_bytes"
-        else:
+    for folder, unified in cgroup_folders(pid, root, "memory"):
+        try:
+            text = (folder / ("memory.max" if unified else "memory.limit_in_bytes")).read_text(errors="replace").strip()
+        except OSError:
             continue
-        # Inside a container the path may be the host's; the limit is then at the top.
-        inside = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(inside) + 1):
-            try:
-                text = folder.joinpath(*inside[:depth], name).read_text(errors="replace").strip()
-            except OSError:
-                continue
-            if text.isdecimal():
-                yield int(text)
+        if text.isdecimal():
+            yield int(text)
 
 
 # -- Out-of-memory kills ----------------------------------------------------------------------------------------------

@@ -491,9 +491,14 @@ NoneType = type(None)
 SAMPLE_KEYS = {
     "host": (
         "wall_ns", "span_s", "node", "cpu_percent", "own_cpu_percent", "cpu_count", "procs_running", "load1",
-        "cpu_pressure", "io_pressure", "mem_total", "mem_available", "swap_used", "memory_pressure", "busy_processes",
+        "cpu_pressure", "cpu_steal", "io_pressure", "mem_total", "mem_available", "swap_used", "memory_pressure",
+        "busy_processes",
     ),
-    "process": ("wall_ns", "node", "pid", "cpu_percent", "cpu_wait", "rss", "rss_file", "rss_answers"),
+    "process": (
+        "wall_ns", "node", "pid", "cpu_percent", "cpu_wait", "cpu_quota", "throttled", "processors", "disk_wait",
+        "major_faults_ps", "swapped", "children_disk_wait", "children_major_faults_ps", "rss", "rss_file",
+        "rss_answers",
+    ),
     "gpu": (
         "wall_ns", "span_s", "node", "uuid", "index", "name", "util_percent", "mem_used", "mem_total", "sm_clock_mhz",
         "throttle_reasons",

@@ -14,15 +14,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine.readings import Gpu, Readings, gpu_readings, host_readings, row_medians
+from stepscope.diagnosis.engine.readings import (
+    Gpu,
+    Readings,
+    gpu_readings,
+    host_readings,
+    process_readings,
+    row_medians,
+)
 from stepscope.diagnosis.engine.view import View, cost_of
+from stepscope.diagnosis.rules.off_cpu_advice import OFF_CPU_ADVICE
 from stepscope.judge import thresholds
 from stepscope.judge.advice import advice_for, say
 from stepscope.judge.chain import Claim
 from stepscope.judge.statistics import peer_deviation
 from stepscope.records.finding import Finding, Severity
 from stepscope.records.steps import COMPUTE_PHASES
-from stepscope.records.text import bytes_text, count_text, number_text, share_text
+from stepscope.records.text import bytes_text, count_text, cpus_text, ms_text, number_text, share_text
 
 __all__ = ["BusyProcess", "busy_processes", "find_machine", "others_fill"]
 
@@ -334,7 +342,9 @@ def find_machine(view: View) -> list[Claim]:
     if not view.enough:
         return []
     hosts, readings = host_readings(view)
-    return [*find_gpus(view), *_cpu(view, hosts, readings), *_ram(view, hosts, readings)]
+    ranks = _in_their_steps(view, process_readings(view))
+    cpu = _quota(view, hosts, ranks) or [*_cpu(view, hosts, readings), *_steal(view, hosts, readings)]
+    return [*find_gpus(view), *cpu, *(_ram(view, hosts, readings) or _swapping(view, hosts, ranks))]
 
 
 # -- CPUs -------------------------------------------------------------------------------------------------------------
@@ -641,6 +651,133 @@ def _ram_title(where: str, *, low: bool, available: float, share: float, swapped
     if swapped is not None:
         return f"The host{where} swapped out {bytes_text(swapped)} during the run."
     return f"Tasks{where} wait for memory {share_text(waits)} of the time."
+
+
+# -- what ranks wait for ----------------------------------------------------------------------------------------------
+# Only what all ranks of a host have: where one rank is late, its finding has the cause (``diagnosis/off_cpu.py``).
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ranks:
+    """By rank [R]; medians over the samples of its steps, nan if unknown."""
+
+    throttled: Floats
+    quota: Floats
+    waited: Floats
+    faults_ps: Floats
+    swapped: Floats
+
+
+def _in_their_steps(view: View, readings: Readings) -> _Ranks:
+    ends = view.window.end_wall_ns[view.rows]
+    first, last = (np.fmin.reduce(ends, axis=1, initial=np.nan), np.fmax.reduce(ends, axis=1, initial=np.nan))
+    at = readings.of("wall_ns")
+    since = at - thresholds.SAMPLE_LOOKS_BACK_S * 1e9
+    inside = (since >= first[:, None]) & (at <= last[:, None])
+
+    def typical(key: str) -> Floats:
+        values = np.where(inside, readings.of(key), np.nan)
+        return np.where(_counts(values) >= thresholds.MACHINE_SAMPLES, row_medians(values), np.nan)
+
+    return _Ranks(
+        throttled=typical("throttled"),
+        quota=typical("cpu_quota"),
+        waited=typical("cpu_wait"),
+        faults_ps=typical("major_faults_ps"),
+        swapped=typical("swapped"),
+    )
+
+
+def _hosts_with(view: View, hosts: list[str], having: Bools) -> NDArray[np.intp]:
+    """The hosts of which all ranks have it."""
+    return np.array([at for at, host in enumerate(hosts) if having[np.array(view.hosts) == host].all()], np.intp)
+
+
+def _quota(view: View, hosts: list[str], ranks: _Ranks) -> list[Claim]:
+    shown = _hosts_with(view, hosts, ranks.throttled >= thresholds.THROTTLED_CPU_SHARE)
+    if not len(shown):
+        return []
+    rows = np.flatnonzero(np.isin(view.hosts, [hosts[at] for at in shown]))
+    worst = int(rows[int(ranks.throttled[rows].argmax())])
+    share, quota = float(ranks.throttled[worst]), float(ranks.quota[worst])
+    waits_ms = float(np.fmax(ranks.waited[worst], share)) * view.median_step_ns / 1e6
+    whose = "the rank" if len(view.ranks) == 1 else "the ranks"
+    they = "it waits" if len(view.ranks) == 1 else "they wait"
+    title = (
+        f"The CPU quota of {whose}{_where(view, view.hosts[worst])} ({cpus_text(quota)}) is used up "
+        f"{share_text(share)} of the time: {they} {ms_text(waits_ms)} of each step."
+    )
+    return [
+        _host_claim(
+            view,
+            hosts,
+            shown,
+            kind="cpu_saturated",
+            severity="warning",
+            title=title,
+            evidence={
+                "node": view.hosts[worst],
+                "cause": "quota",
+                "cpu_quota": round(quota, 3),
+                "throttled_share": round(share, 4),
+                "cpu_wait_ms": round(waits_ms, 3),
+            },
+            advice=advice_for(OFF_CPU_ADVICE, cause="quota", host=view.hosts[worst]),
+        )
+    ]
+
+
+def _steal(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
+    stolen = readings.of("cpu_steal")
+    typical = np.where(_counts(stolen) >= thresholds.MACHINE_SAMPLES, row_medians(stolen), np.nan)
+    shown = np.flatnonzero(typical >= thresholds.STEAL_SHARE)
+    if not len(shown):
+        return []
+    worst = int(shown[int(typical[shown].argmax())])
+    share = float(typical[worst])
+    title = f"The hypervisor takes {share_text(share)} of the processors' time{_where(view, hosts[worst])} (steal)."
+    return [
+        _host_claim(
+            view,
+            hosts,
+            shown,
+            kind="cpu_saturated",
+            severity="warning",
+            title=title,
+            evidence={"node": hosts[worst], "cause": "steal", "cpu_steal": round(share, 4)},
+            advice=advice_for(OFF_CPU_ADVICE, cause="steal", host=hosts[worst] or "the host"),
+        )
+    ]
+
+
+def _swapping(view: View, hosts: list[str], ranks: _Ranks) -> list[Claim]:
+    each = ranks.faults_ps * view.median_step_ns / 1e9
+    having = (ranks.swapped >= thresholds.SWAPPED_BYTES) & (each >= thresholds.FAULTS_A_STEP)
+    shown = _hosts_with(view, hosts, having)
+    if not len(shown):
+        return []
+    rows = np.flatnonzero(np.isin(view.hosts, [hosts[at] for at in shown]))
+    worst = int(rows[int(each[rows].argmax())])
+    host = view.hosts[worst]
+    who = "The rank reads" if len(view.ranks) == 1 else "The ranks read"
+    faults = count_text(round(float(each[worst])), "major fault")
+    return [
+        _host_claim(
+            view,
+            hosts,
+            shown,
+            kind="ram_pressure",
+            severity="warning",
+            title=f"{who} swapped memory{_where(view, host)}: {faults} a step.",
+            evidence={
+                "node": host,
+                "cause": "swap",
+                "major_faults_per_step": round(float(each[worst]), 1),
+                "swapped_bytes": _whole(ranks.swapped[worst]),
+            },
+            advice=advice_for(OFF_CPU_ADVICE, cause="swap", host=host or "the host"),
+        )
+    ]
 
 
 # -- shared by CPU and memory -----------------------------------------------------------------------------------------

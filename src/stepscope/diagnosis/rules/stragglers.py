@@ -757,6 +757,7 @@ def _crowded_claim(view: View, suspect: Suspect, waited: Floats) -> Claim:
     rank, host = view.ranks[suspect.rank], view.hosts[suspect.rank]
     others = "the other rank waits for it" if len(view.ranks) == 2 else "all other ranks wait for it"
     compared = f"{share_text(own)} of its time, its peers {share_text(peers)}"
+    each_ms = float(np.nanmean(waited[suspect.rank, suspect.at])) / 1e6
     evidence = {
         "node": host,
         "cpu_wait_share": round(own, 4),
@@ -768,7 +769,9 @@ def _crowded_claim(view: View, suspect: Suspect, waited: Floats) -> Claim:
         kind="cpu_saturated",
         phase=None,
         cost=cost_of(view, saved_ns),
-        title=f"Rank {rank} waits for a processor {compared}, {_when(view, suspect.at)}; {others}.",
+        title=(
+            f"Rank {rank} waits {ms_text(each_ms)} a step for a core ({compared}), {_when(view, suspect.at)}; {others}."
+        ),
         evidence=claim.finding.evidence | evidence,
         advice=advice_for(
             SHARED_CORE_ADVICE, rank=rank, busy=", ".join(process.text for process in busy_processes(view, host))
