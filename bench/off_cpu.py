@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from machine_load import BURNER, machine_load
 
@@ -109,8 +110,8 @@ def run_case(case: str, folder: Path, steps: int, own: Path) -> None:
         job.wait()
 
 
-def findings_of(run: Path) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = json.loads((run / "summary.json").read_text())["findings"]
+def findings_of(run: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((run / "summary.json").read_text())["findings"]
     return found
 
 
@@ -128,7 +129,7 @@ def main() -> None:
         for case in args.cases:
             run_case(case, folder, args.steps, own)
             found = [row for row in findings_of(folder / "runs" / case) if row["ranks"] == [HURT]]
-            causes = [row["evidence"].get("cause") for row in found if isinstance(row["evidence"], dict)]
+            causes = [row["evidence"].get("cause") for row in found]
             named += CASES[case] in causes
             print(f"{case}: {'named' if CASES[case] in causes else 'NOT NAMED'}; load {os.getloadavg()[0]:.1f}")
             for row in found:
@@ -138,7 +139,7 @@ def main() -> None:
             with machine_load(load):
                 record(folder, f"healthy-{number}", "--steps", str(args.steps))[0].wait()
             found = findings_of(folder / "runs" / f"healthy-{number}")
-            causes = [row for row in found if isinstance(row["evidence"], dict) and "cause" in row["evidence"]]
+            causes = [row for row in found if "cause" in row["evidence"]]
             wrong = [row for row in causes if row["kind"] != "cpu_saturated"]
             accused += bool(wrong)
             print(f"healthy beside {load}: {found[0]['kind']}, causes {[row['title'] for row in causes]}")

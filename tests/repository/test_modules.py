@@ -21,7 +21,7 @@ MODULES = sorted(
     name for path in PACKAGE.rglob("*.py") if not (name := path.relative_to(PACKAGE).as_posix()).startswith(SCRIPTS)
 )
 IN_RANK_PROCESS = ("errors.py", "records/", "ring/", "recorder/")
-MAY_IMPORT_TORCH = ("recorder/", "integrations/")
+MAY_IMPORT_TORCH = ("recorder/", "integrations/", "node_check/loads.py")
 PURE = ("diagnosis/", "reports/")
 
 

@@ -71,6 +71,7 @@ COMMANDS = (
     "audit",
     "key",
     "send",
+    "probe",
     "doctor",
     "completion",
     "schema",
@@ -80,8 +81,8 @@ OWN = {"help": "show this help, or that of a command", "version": "print the ver
 """Commands without a module, and their help: ``help run`` is ``run --help``, ``version`` is ``--version``."""
 EXPERIMENTS = ("compare", "gate", "history", "fleet", "sweep", "tag", "delete", "archive")
 """Commands about many runs."""
-ANALYSES = ("goodput", "advise", "memory", "snapshot", "capture", "export", "trace", "flight", "whatif", "schema")
-"""Commands that analyze what Stepscope or other tools recorded, and the schemas of what they print."""
+ANALYSES = ("goodput", "advise", "memory", "snapshot", "capture", "export", "trace", "flight", "whatif", "probe", "schema")
+"""Commands that analyze what Stepscope or other tools recorded, or a node; and the schemas of what they print."""
 HIDDEN = ("attach",)
 """Started by Stepscope, not by users."""
 WITH_JOBS = ("run", "demo", "sweep", "attach")

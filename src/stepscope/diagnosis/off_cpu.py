@@ -71,11 +71,12 @@ def _joined(seen: _Seen, claim: Claim) -> Claim:
 def _with(view: View, found: Finding, cause: _Cause, rows: NDArray[np.intp]) -> Finding:
     """The cause comes before what the other ranks do: ``…, every step: CAUSE; all other ranks wait for it.``"""
     what, also, then = found.title.removesuffix(".").rpartition("; ")
-    title = f"{what}: {cause.text}; {then}." if also else f"{then}: {cause.text}."
+    because = "; " if ": " in f"{what}{then}" else ": "
+    title = f"{what}{because}{cause.text}; {then}." if also else f"{then}{because}{cause.text}."
     advice = advice_for(OFF_CPU_ADVICE, cause=cause.name, host=view.hosts[rows[0]] or "the host")
-    kept = () if cause.name == "quota" else found.advice  # other tasks are not what it waits for
+    before = () if cause.name == "quota" else found.advice  # other tasks are not what it waits for
     evidence = {**found.evidence, "cause": cause.name, **cause.evidence}
-    return replace(found, title=title, evidence=evidence, advice=(*advice, *kept))
+    return replace(found, title=title, evidence=evidence, advice=(*advice, *before))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ class _Seen:
     def _weights(self) -> tuple[Floats, Floats]:
         """[R, T]; begin and end of the time that each sample describes."""
         ends = self.ranks.of("wall_ns")
-        return ends - thresholds.SAMPLE_LOOKS_BACK_S * 1e9, ends
+        return ends - thresholds.OFF_CPU_SAMPLE_NS, ends
 
     def mean(self, key: str, row: int, periods: Sequence[tuple[float, float]]) -> float:
         """Over some time of a rank, by how much of it each sample describes; nan if that is too little."""

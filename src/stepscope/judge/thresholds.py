@@ -751,6 +751,8 @@ CPU_WAIT_SAMPLE_NS = 1.5e9
 """A sample describes the second before it; a step further from all of them is unknown."""
 OFF_CPU_SHARE = 0.05
 """Share of the time of the steps that a wait for the disk, or for pages from it, must take to be named as a cause."""
+OFF_CPU_SAMPLE_NS = 1e9
+"""Time before a sample that its shares and rates describe."""
 OFF_CPU_SECONDS = 2.0
 """Time that samples must describe: the state of a process is read five times a second."""
 FAULTS_A_STEP = 2.0

@@ -147,11 +147,11 @@ def cgroup_folders(pid: int, root: Path, controller: str, mounts: tuple[str, ...
     top = root / "sys/fs/cgroup"
     for line in lines:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if not controllers:
-            folders, unified = (top,), True
-        elif controller in controllers.split(","):
-            folders, unified = tuple(top / name for name in mounts or (controller,)), False
-        else:
+        folders = [top / name for name in mounts or (controller,)]
+        unified = not controllers
+        if unified:
+            folders = [top]
+        elif controller not in controllers.split(","):
             continue
         # Inside a container the path may be the host's; the limit is then at the top.
         inside = [part for part in path.split("/") if part not in ("", "..")]

@@ -672,7 +672,7 @@ def _in_their_steps(view: View, readings: Readings) -> _Ranks:
     ends = view.window.end_wall_ns[view.rows]
     first, last = (np.fmin.reduce(ends, axis=1, initial=np.nan), np.fmax.reduce(ends, axis=1, initial=np.nan))
     at = readings.of("wall_ns")
-    since = at - thresholds.SAMPLE_LOOKS_BACK_S * 1e9
+    since = at - thresholds.OFF_CPU_SAMPLE_NS
     inside = (since >= first[:, None]) & (at <= last[:, None])
 
     def typical(key: str) -> Floats:

@@ -1,0 +1,18 @@
+#!/bin/bash
+# A prolog (Prolog= in slurm.conf, with PrologFlags=Alloc): drain a node that `stepscope probe` calls unfit.
+#
+# The job starts in every other case: if the check is missing, fails, or takes longer than 90 seconds. A node that is
+# busy is not unfit. PEERS is a folder that all nodes share; without it a node is compared with its own past only.
+PROBE=${STEPSCOPE_PROBE:-stepscope}
+PEERS=${STEPSCOPE_PROBE_PEERS:-}
+SCRATCH=${STEPSCOPE_PROBE_DISK:-/tmp}
+
+command -v "$PROBE" > /dev/null || exit 0
+text=$(HOME=${HOME:-/root} timeout --kill-after=5 90 "$PROBE" probe --quick --disk "$SCRATCH" \
+    ${PEERS:+--peers "$PEERS"} 2> /dev/null)
+if [ $? -eq 3 ]; then
+    reason=$(printf '%s' "$text" | head -n 1 | cut -c 1-200)
+    scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN Reason="stepscope probe: $reason"
+    exit 1 # Slurm requeues the job on other nodes
+fi
+exit 0
