@@ -59,7 +59,7 @@ def _joined(seen: _Seen, claim: Claim) -> Claim:
     lost_ns = float(claim.explained_ns.sum())
     if found.steps is None or lost_ns <= 0 or found.kind not in (OF_RANKS if found.ranks else OF_ALL):
         return claim
-    at = slice(*np.searchsorted(view.steps, (found.steps[0], found.steps[1] + 1)))
+    at = slice(*np.searchsorted(view.steps, (found.steps[0], found.steps[1] + 1)).tolist())
     if at.stop <= at.start:
         return claim
     rows = np.flatnonzero(np.isin(view.ranks, found.ranks)) if found.ranks else np.arange(len(view.ranks))
@@ -234,7 +234,7 @@ class _Part:
 
     @cached_property
     def _steps(self) -> int:
-        return self.at.stop - self.at.start
+        return int(self.at.stop - self.at.start)
 
     def _each_ms(self, ns: float) -> float:
         return round(ns / self._steps / 1e6, 3)
