@@ -81,7 +81,19 @@ OWN = {"help": "show this help, or that of a command", "version": "print the ver
 """Commands without a module, and their help: ``help run`` is ``run --help``, ``version`` is ``--version``."""
 EXPERIMENTS = ("compare", "gate", "history", "fleet", "sweep", "tag", "delete", "archive")
 """Commands about many runs."""
-ANALYSES = ("goodput", "advise", "memory", "snapshot", "capture", "export", "trace", "flight", "whatif", "probe", "schema")
+ANALYSES = (
+    "goodput",
+    "advise",
+    "memory",
+    "snapshot",
+    "capture",
+    "export",
+    "trace",
+    "flight",
+    "whatif",
+    "probe",
+    "schema",
+)
 """Commands that analyze what Stepscope or other tools recorded, or a node; and the schemas of what they print."""
 HIDDEN = ("attach",)
 """Started by Stepscope, not by users."""
