@@ -35,17 +35,17 @@ class PublicDocument:
 SCHEMAS: Mapping[str, PublicDocument] = {
     "alert": PublicDocument(
         title="The message that a webhook or a command of alerts receives",
-        page="alerts.md",
+        page="alert-settings.md",
         type="stepscope.schemas.operations:AlertMessage",
     ),
     "capture": PublicDocument(
         title="The record of a capture: captures/ID/capture.json and `stepscope capture --json`",
-        page="capture.md",
+        page="capture-reference.md",
         type="stepscope.records.capture:CaptureRecord",
     ),
     "comparison": PublicDocument(
         title="Runs compared: `stepscope compare --json`",
-        page="compare.md",
+        page="compare-reference.md",
         type="stepscope.schemas.comparisons:Comparison",
     ),
     "finding-history": PublicDocument(
@@ -65,7 +65,7 @@ SCHEMAS: Mapping[str, PublicDocument] = {
     ),
     "gate": PublicDocument(
         title="A comparison with limits: `stepscope gate --json`",
-        page="compare.md",
+        page="compare-reference.md",
         type="stepscope.schemas.comparisons:GatedComparison",
     ),
     "goodput": PublicDocument(
@@ -116,7 +116,7 @@ SCHEMAS: Mapping[str, PublicDocument] = {
     ),
     "trace-gate": PublicDocument(
         title="Traces held against limits: `stepscope gate --json` on traces",
-        page="compare.md",
+        page="compare-reference.md",
         type="stepscope.schemas.traces:TraceGate",
     ),
     "whatif": PublicDocument(

@@ -63,6 +63,10 @@ class RunMetaRequired(TypedDict):
     python: str
     executable: str
     platform: str
+    driver: NotRequired[str | None]
+    """NVIDIA's kernel module."""
+    file_system: NotRequired[str | None]
+    """Where the job starts."""
     stepscope: str
     environment: dict[str, str]
     session: str
