@@ -59,7 +59,7 @@ class Classifier(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fixed", action="store_true", help="keep one vector for each text")
-    parser.add_argument("--steps", type=int, default=180)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
@@ -81,7 +81,7 @@ def main() -> None:
         optimizer.step()
         features = features.detach()
         kept.append(features.mean(dim=1).cpu() if args.fixed else features)  # the fault: a vector for each token
-        if step % 50 == 49:
+        if step % 20 == 19:
             print(f"step {step + 1}  loss {loss.item():.4f}")
 
 
