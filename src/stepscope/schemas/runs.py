@@ -63,10 +63,6 @@ class RunMetaRequired(TypedDict):
     python: str
     executable: str
     platform: str
-    driver: NotRequired[str | None]
-    """NVIDIA's kernel module."""
-    file_system: NotRequired[str | None]
-    """Where the job starts."""
     stepscope: str
     environment: dict[str, str]
     session: str
@@ -78,6 +74,8 @@ class RunMetaRequired(TypedDict):
 
 class RunMeta(RunMetaRequired, total=False):
     max_disk: int
+    driver: str | None
+    file_system: str | None
     place: dict[str, str]
     spool: str
 
