@@ -40,7 +40,7 @@ PYTHON_TESTS := $(addprefix tests/,agent launch records recorder ring)
 PAGE := src/stepscope/page/static/index.html
 # Optional: hatch_build.py compiles it.
 SCANNER := src/stepscope/traces/reading/native_scan.c
-PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vite.config.ts web/tsconfig.json -type f)
+PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vite.config.ts web/license-notices.js web/tsconfig.json -type f)
 
 # The tests start hundreds of processes; with this variable set, each would compile all of its modules again.
 export PYTHONDONTWRITEBYTECODE =

@@ -30,7 +30,15 @@ INDEX = STATIC / "index.html"
 REASON = STATIC / "unbuilt.txt"
 """Why there is no page: pip hides what a build prints, so the installed product has to say it (page/assets.py)."""
 NODE_REQUIREMENT = Path("web/node.txt")
-SOURCES = ("src", "index.html", "package-lock.json", "tsconfig.json", "vite.config.ts")
+SOURCES = (
+    "src",
+    "index.html",
+    "license-notices.d.ts",
+    "license-notices.js",
+    "package-lock.json",
+    "tsconfig.json",
+    "vite.config.ts",
+)
 NO_PAGE = "STEPSCOPE_NO_PAGE"
 LIMIT_S = 300
 """For the download of Node.js, for that of the packages, and for the build.  They take about ten seconds together."""

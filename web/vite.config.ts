@@ -1,8 +1,10 @@
 import { defineConfig } from "vite";
+import { licenseNotices } from "./license-notices.js";
 
 // One script and one style sheet: the hub serves them, and report.html carries them inside.
 export default defineConfig({
   base: "./",
+  plugins: [licenseNotices()],
   build: {
     outDir: "../src/stepscope/page/static",
     emptyOutDir: true,

@@ -53,3 +53,18 @@ def test_versions_are_exact_and_no_registry_is_named(root: Path) -> None:
     assert [name for name, version in versions.items() if not re.fullmatch(r"\d+\.\d+\.\d+", version)] == []
     lock = (root / "web/package-lock.json").read_text()
     assert "resolved" not in lock
+
+
+def test_the_built_page_has_the_license_of_each_package_inside(root: Path) -> None:
+    lock = json.loads((root / "web/package-lock.json").read_text())["packages"]
+    inside = {name for name in lock[""]["dependencies"] if name != "vite"}
+    waiting = list(inside)
+    while waiting:
+        needed = lock[f"node_modules/{waiting.pop()}"].get("dependencies", {}).keys() - inside
+        inside |= needed
+        waiting += needed
+    notices = (root / "web/license-notices.js").read_text()
+    assert set(re.findall(r'"([^":]+)"', notices.partition("BUNDLED = [")[2].partition("]")[0])) == inside
+    built = next((root / "src/stepscope/page/static/assets").glob("*.js"), None)
+    if built is not None:  # without Node.js there is none
+        assert built.read_text().count("Permission is hereby granted") == len(inside)
