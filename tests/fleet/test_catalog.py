@@ -132,7 +132,7 @@ def test_queries_read_and_change_nothing(catalog: RunCatalog, runs: Path, tmp_pa
     catalog.update({"here": runs})
     catalog.query("DELETE FROM runs")
     assert len(catalog.fleet().ids) == 30
-    with pytest.raises(UsageError, match="disabled"):
+    with pytest.raises(UsageError, match="COPY is not allowed"):
         catalog.query(f"COPY runs TO '{tmp_path / 'out.csv'}'")
     with pytest.raises(UsageError, match="no_such_table"):
         catalog.query("SELECT * FROM no_such_table")

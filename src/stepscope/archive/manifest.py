@@ -247,6 +247,7 @@ def entry_of_facts(facts: Mapping[str, Any], name: str, folder: Path, *, url: st
         cost_share=_number(facts, "cost_share"),
         duration_s=_number(facts, "duration_s"),
         host=_text(facts, "host"),
+        user=_text(facts, "user"),
         command=tuple(str(word)[:LONGEST_WORD] for word in command[:MOST_WORDS]) if isinstance(command, list) else (),
         commit=_text(facts, "commit"),
         branch=_text(facts, "branch"),

@@ -1,6 +1,7 @@
 /** Hosts, links, GPU events and changes of the fleet: the hub's sentences with their figures, and links to the runs. */
 
 import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
 import type { Behind, FleetChange, FleetHost, FleetPair, GpuEvent } from "../api/fleet-documents";
 import { behindLink, behindText, hoursText } from "../run/fleet-bars";
 import { Card, Nothing } from "../ui/card";
@@ -9,13 +10,16 @@ import { SeverityMark } from "../ui/severity";
 import "./fleet.css";
 
 export function FleetHosts({ rows }: { rows: readonly FleetHost[] }) {
+  const [all, setAll] = useState(false);
+  const suspects = rows.filter((row) => row.suspect);
+  const shown = all ? rows : suspects;
   return (
-    <Card title="Hosts" about="how often a host was the slow one, beyond chance" part="hosts">
-      {rows.length === 0 ? (
-        <Nothing>No host could be compared with others: that takes runs on several hosts.</Nothing>
-      ) : (
+    <Card title="Slow hosts" about="hosts that were the slow one more often than chance explains" part="hosts">
+      {rows.length === 0 && <Nothing>No host could be compared with others: that takes runs on several hosts.</Nothing>}
+      {rows.length > 0 && suspects.length === 0 && <Nothing>No host was slow more often than chance explains.</Nothing>}
+      {shown.length > 0 && (
         <Table name="Hosts" heads={["Host", "Slow in", "By chance", "Slower by", "Phase", "Confidence", "Lost", "Runs"]}>
-          {rows.map((row) => (
+          {shown.map((row) => (
             <tr key={row.host} class={row.suspect ? "fleet-suspect" : ""}>
               <th scope="row">
                 {row.suspect && <SeverityMark look="warning" />}
@@ -37,6 +41,11 @@ export function FleetHosts({ rows }: { rows: readonly FleetHost[] }) {
             </tr>
           ))}
         </Table>
+      )}
+      {rows.length > suspects.length && (
+        <button type="button" class="quiet" aria-expanded={all} onClick={() => setAll(!all)}>
+          {all ? "Show slow hosts only" : `Show ${count(rows.length - suspects.length)} other hosts`}
+        </button>
       )}
     </Card>
   );
