@@ -196,12 +196,13 @@ def test_no_other_function_opens_files_to_read() -> None:
     """Outside ``open_file``, only what is not in a run: /proc and /sys, our page and cache, files that users name."""
     elsewhere = {
         "agent/hangs/rank_evidence.py", "agent/job_context.py", "agent/output_forwarder.py", "agent/procfs.py",
-        "agent/sampling/host.py", "agent/stacks.py", "assistant/mcp_server.py", "captures/kineto_process.py",
-        "cli/analysis/flight.py", "cli/commands/run.py", "cli/launch/live_view.py", "cli/launch/record.py",
-        "cli/launch/slurm_tasks.py", "flight/decode.py", "hub/api/auth.py", "hub/api/runs.py", "hub/api/traces.py",
-        "hub/traces/desk.py", "hub/transport.py", "integrations/exporter.py", "notebook/cells.py", "page/assets.py",
-        "records/files.py", "records/run_clock.py", "ring/writer.py", "store/liveness.py", "terminal/feed.py",
-        "whatif/operations.py", "wire/handshake.py",
+        "agent/sampling/host.py", "agent/sampling/off_cpu.py", "agent/stacks.py", "assistant/mcp_server.py",
+        "captures/kineto_process.py", "cli/analysis/flight.py", "cli/commands/run.py", "cli/launch/live_view.py",
+        "cli/launch/record.py", "cli/launch/slurm_tasks.py", "flight/decode.py", "hub/api/auth.py", "hub/api/runs.py",
+        "hub/api/traces.py", "hub/traces/desk.py", "hub/transport.py", "integrations/exporter.py",
+        "node_check/measure.py", "notebook/cells.py", "page/assets.py", "records/files.py", "records/run_clock.py",
+        "ring/writer.py", "store/create.py", "store/liveness.py", "terminal/feed.py", "whatif/operations.py",
+        "wire/handshake.py",
     }  # fmt: skip
     package = ROOT / "src" / "stepscope"
     opens = {
