@@ -66,12 +66,12 @@ def test_steps_and_phases(night: stepscope.Run) -> None:
 
 
 def test_findings(night: stepscope.Run) -> None:
-    first, said = night.findings().rows()[0], night.summary["findings"][0]
+    first, stored = night.findings().rows()[0], night.summary["findings"][0]
     assert first["kind"] == "input_straggler"
     assert (first["title"], first["ranks"], first["phase"]) == (night.verdict, (1,), "input")
-    assert [first["first_step"], first["last_step"]] == said["steps"]
-    assert (first["cost_share"], first["cost_seconds"]) == (said["cost"]["share"], said["cost"]["seconds"])
-    assert first["advice"] == tuple(said["advice"])
+    assert [first["first_step"], first["last_step"]] == stored["steps"]
+    assert (first["cost_share"], first["cost_seconds"]) == (stored["cost"]["share"], stored["cost"]["seconds"])
+    assert first["advice"] == tuple(stored["advice"])
     assert len(night.findings()) == len(night.summary["findings"])
 
 

@@ -273,8 +273,8 @@ def test_each_reader_sees_whose_runs_there_are(start: Start, tokens: ReaderToken
     mine = hub.client.get("/api/v1/runs?user=anna", headers=anna).json()
     assert ([row["id"] for row in mine["runs"]], mine["total"]) == (["night"], 1)
     assert hub.client.get("/api/v1/runs?user=nobody", headers=anna).json()["runs"] == []
-    one = token_of(tokens, "carl", scope=run_scope("day"))
-    assert hub.client.get("/api/v1/runs?user=anna", headers=one).json()["runs"] == []
+    only_day = token_of(tokens, "carl", scope=run_scope("day"))
+    assert hub.client.get("/api/v1/runs?user=anna", headers=only_day).json()["runs"] == []
 
 
 def test_roles_are_read_from_words() -> None:
