@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fakes.fleet import BadHost, FleetYear
+from loopback_receiver import Reply, loopback_receiver
 
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
@@ -139,3 +140,34 @@ def test_the_oldest_runs_are_deleted_until_the_rest_is_small_enough(own_runs: Pa
 def test_what_is_to_be_deleted_must_be_named(own_runs: Path) -> None:
     with pytest.raises(UsageError, match="name the runs to delete, or use --older-than or --keep-size"):
         run_command(["delete"])
+
+
+def test_a_suspect_is_reported_once_and_once_more_when_it_is_over(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(Path.cwd() / "config"))
+    monkeypatch.delenv("STEPSCOPE_ALERT", raising=False)
+    with loopback_receiver() as receiver:
+        command = ["fleet", str(runs), "--since", "3000d", "--alert", f"{receiver.url}/hook"]
+        receiver.replies.append(Reply(status=500))
+        assert run_command(command) == 1
+        assert "1 new suspect, 0 over; 0 messages sent" in capsys.readouterr().out
+        for _ in range(2):
+            assert run_command(command) == 0
+        assert "0 new suspects, 0 over; 0 messages sent" in capsys.readouterr().out
+        assert run_command(["fleet", str(runs), "--since", "1d", "--alert", f"{receiver.url}/hook"]) == 0
+        assert "0 new suspects, 1 over; 1 message sent" in capsys.readouterr().out
+        documents = [json.loads(request.body) for request in receiver.requests]
+    assert [(each["status"], each["run"], each["kind"]) for each in documents[1:]] == [
+        ("firing", "fleet", "slow_host"),
+        ("resolved", "fleet", "slow_host"),
+    ]
+    assert documents[1]["title"].startswith("gpu-002 was the slowest host")
+    assert documents[1] == documents[0]
+
+
+def test_suspects_need_a_receiver(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(Path.cwd() / "config"))
+    monkeypatch.delenv("STEPSCOPE_ALERT", raising=False)
+    with pytest.raises(UsageError, match="no receiver is set"):
+        run_command(["fleet", str(runs), "--alert", "off"])

@@ -269,8 +269,8 @@ def _repaired(slow: Flags, usual: float) -> int | None:
 
 def _title(row: dict[str, Any]) -> str:
     if not row["suspect"] and row["repaired_wall_ns"] is None:
-        runs = count_text(row["compared_runs"], "run")
-        return f"{row['host']} was the slow host in {row['slow_runs']:,} of {runs}; {row['expected_slow_runs']:.1f} by chance."
+        often = f"{row['slow_runs']:,} of {count_text(row['compared_runs'], 'run')}"
+        return f"{row['host']} was the slow host in {often}; {row['expected_slow_runs']:.1f} by chance."
     where = f" in {row['phase']}" if row["phase"] else ""
     recent = f"{row['last_slow_runs']} of its last {count_text(row['last_runs'], 'run')}"
     if row["last_slow_runs"] * 2 < row["last_runs"] or row["repaired_wall_ns"]:

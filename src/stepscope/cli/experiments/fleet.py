@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.arguments import age, run_or_url
 from stepscope.cli.catalog import catalog_folders, updated_catalog
 from stepscope.cli.output import format_table
+from stepscope.errors import UsageError
 from stepscope.records.text import count_text, printable, say, share_text
 from stepscope.reports.layout import MARKS, bar
+
+if TYPE_CHECKING:
+    from stepscope.alerts.settings import AlertSettings
+    from stepscope.alerts.suspects import Suspect
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
@@ -29,6 +36,7 @@ examples:
   stepscope fleet /shared/runs s3://bucket/team  the runs of these folders and archives
   stepscope fleet exclude-list                   hosts that jobs should avoid, one per line
   sbatch --exclude="$(stepscope fleet exclude-list --format slurm)" job.sh
+  stepscope fleet --alert slack                  one message per suspect host or link, and one when it is over: for cron
   stepscope sql --fleet "select team, sum(gpu_hours) from runs group by team"
 
 A host is a suspect if it was the slow one of its runs more often than by chance; the probability that a cluster without
@@ -65,6 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=FORMATS, default="plain", help=f"of the {EXCLUDE}: plain (default), slurm or kubernetes"
     )
     parser.add_argument("--json", action="store_true", help="print the document (docs/fleet.md)")
+    parser.add_argument(
+        "--alert",
+        action="append",
+        default=[],
+        metavar="WORD",
+        help="report suspects of the last 90 days (--since), each once, to this receiver; a word as of `run --alert`",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,7 +87,9 @@ def run(args: argparse.Namespace) -> int:
 
     paths = list(args.paths)
     excluding = bool(paths) and paths[0] == Path(EXCLUDE)
-    since_s = args.since if args.since is not None or not excluding else EXCLUDED_SINCE_S
+    settings = _alert_settings(args.alert) if args.alert else None
+    recent = excluding or settings is not None
+    since_s = args.since if args.since is not None or not recent else EXCLUDED_SINCE_S
     now_ns = time.time_ns()
     since_ns = None if since_s is None else now_ns - round(since_s * 1e9)
     folders, archives = catalog_folders(paths[1:] if excluding else paths)
@@ -82,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
     document = fleet_document(fleet, generated_wall_ns=now_ns, since_wall_ns=since_ns, problems=problems)
     if excluding:
         return _exclude(suspect_hosts(document), args.format)
+    if settings is not None:
+        return _report(document, settings, sorted(keys), now_ns)
     if args.json:
         print(json.dumps(document, indent=2, allow_nan=False))
         return 0
@@ -121,6 +140,61 @@ affinity:
               operator: NotIn
               values:
 """
+
+
+# -- alerts -----------------------------------------------------------------------------------------------------------
+
+
+def _alert_settings(words: Sequence[str]) -> AlertSettings:
+    from stepscope.alerts.settings_files import load_settings
+
+    settings = load_settings(Path.cwd(), words, os.environ)
+    if not settings.receivers:
+        raise UsageError("no receiver is set; name one, such as --alert slack (docs/alerts.md)")
+    return settings
+
+
+def _report(document: Mapping[str, Any], settings: AlertSettings, keys: Sequence[str], now_ns: int) -> int:
+    """Send what is new since the last time for these folders; exit code 1 if a receiver could not be reached."""
+    from stepscope.alerts.delivery import deliver_once, destinations_of
+    from stepscope.alerts.suspects import report_suspects
+    from stepscope.store.user_runs import state_path
+
+    folder = state_path(os.environ) / "fleet" / f"alerts-{sha256(' '.join(keys).encode()).hexdigest()[:12]}"
+    begun, over = report_suspects(folder, _suspects(document), list(settings.receivers), now_wall_ns=now_ns)
+    destinations, problems = destinations_of(settings, os.environ)
+    counts = deliver_once(folder, destinations)
+    for problem in problems.values():
+        say(problem)
+    print(f"{count_text(begun, 'new suspect')}, {over:,} over; {count_text(counts.sent, 'message')} sent")
+    if counts.waiting:
+        say(f"{count_text(counts.waiting, 'receiver')} did not answer; the next `stepscope fleet --alert` tries again")
+    return 1 if counts.waiting or counts.given_up else 0
+
+
+def _suspects(document: Mapping[str, Any]) -> Iterator[Suspect]:
+    from stepscope.alerts.suspects import Suspect
+
+    rows = [({**row, "hosts": [row["host"]]}, "first_slow_wall_ns") for row in document["hosts"] if row["suspect"]]
+    rows += [(row, "last_slow_wall_ns") for row in document["links"]]
+    for row, since in rows:
+        node = row["kind"] != "slow_link"
+        yield Suspect(
+            kind=row["kind"],
+            hosts=tuple(row["hosts"]),
+            title=row["title"],
+            phase=row.get("phase"),
+            since_wall_ns=row[since] if node else 0,
+            advice=SUSPECT_HOST if node else SUSPECT_LINK,
+            cost=f"It cost {row['gpu_hours_lost']:,.0f} GPU hours in these runs.",
+        )
+
+
+SUSPECT_HOST = (
+    "Read the reports of its slow runs (`stepscope fleet --json` lists them), and check it with `stepscope probe`.",
+    "Until then, `stepscope fleet exclude-list` keeps jobs away from it.",
+)
+SUSPECT_LINK = ("Check cables, ports and switches between the two hosts; neither is on the exclude list.",)
 
 
 # -- text -------------------------------------------------------------------------------------------------------------
