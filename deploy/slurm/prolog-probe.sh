@@ -3,6 +3,9 @@
 #
 # The job starts in every other case: if the check is missing, fails, or takes longer than 90 seconds. A node that is
 # busy is not unfit. PEERS is a folder that all nodes share; without it a node is compared with its own past only.
+# Slurm gives a prolog no search path: set PROBE to the full path of the command if it is not in one of these folders.
+PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin:/opt/stepscope/bin
+export PATH
 PROBE=${STEPSCOPE_PROBE:-stepscope}
 PEERS=${STEPSCOPE_PROBE_PEERS:-}
 SCRATCH=${STEPSCOPE_PROBE_DISK:-/tmp}
@@ -13,6 +16,7 @@ text=$(HOME=${HOME:-/root} timeout --kill-after=5 90 "$PROBE" probe --quick --di
 if [ $? -eq 3 ]; then
     reason=$(printf '%s' "$text" | head -n 1 | cut -c 1-200)
     scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN Reason="stepscope probe: $reason"
-    exit 1 # Slurm requeues the job on other nodes
+    # Slurm requeues the job; held, unless SchedulerParameters has nohold_on_prolog_fail.
+    exit 1
 fi
 exit 0

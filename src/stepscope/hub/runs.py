@@ -41,7 +41,7 @@ from stepscope.store.paths import EVENTS, INBOX, META, NODES, STEPS, SUMMARY
 
 __all__ = ["OpenPolicy", "Runs", "changed_of", "final_of", "load_open", "open_ahead"]
 
-MOST_JUDGED = 64
+MOST_UNOPENED = 256
 """Active runs that are not open and that metrics show."""
 MANY_RUNS = 1000
 """Of a folder, from which on loading the catalog is faster than reading them."""
@@ -186,7 +186,7 @@ class Runs:
         if self._single is not None:
             return []
         paths = [entry.path for entry in await self.entries() if entry.status == "running"]
-        unopened = [path for path in paths if self.id_of(path) not in self._opened][:MOST_JUDGED]
+        unopened = [path for path in paths if self.id_of(path) not in self._opened][:MOST_UNOPENED]
         found = await asyncio.to_thread(lambda: [(self.id_of(path), read_judged(path)) for path in unopened])
         return [(name, figures) for name, figures in found if figures is not None]
 

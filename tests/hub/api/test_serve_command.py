@@ -199,6 +199,7 @@ def _of_host(run: Any, host: str) -> Any:
     ("words", "why"),
     [
         (["--trust-header", "X-User", "--host", "0.0.0.0"], "loopback only"),
+        (["--trust-header", "X-User", "--host", "0.0.0.0", "--proxy-user", "root", "--grant", "x"], "must be USER="),
         (["--trust-header", "Authorization"], "not a usable header name"),
         (["--trust-header", "X-User", "--proxy-user", "nobody-of-that-name"], "no such user"),
         (["--proxy-user", "root"], "needs --trust-header"),

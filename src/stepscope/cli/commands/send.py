@@ -34,7 +34,8 @@ examples:
   stepscope send runs/NAME.node1 --to https://HOST:29555  to `stepscope serve` on another machine
 
 A node that cannot reach its hub keeps its data in a folder next to the runs.  This command sends what the hub does
-not have, then removes the folder.  It can be interrupted and repeated at any time.
+not have, then removes the folder; a run that the team's hub has a copy of stays.  It can be interrupted and repeated at
+any time.
 """
 GIVE_UP_S = 30.0
 """Give up when the hub accepts nothing for this long."""

@@ -251,10 +251,10 @@ def _trusted(args: argparse.Namespace, *, outside: bool) -> TrustedProxy | None:
             if given:
                 raise UsageError(f"{option} needs --trust-header")
         return None
-    if outside and not args.proxy_address:
+    if outside and not args.proxy_address and user is None:
         raise UsageError(
             "--trust-header works on loopback only; omit --host and let the proxy listen on the network, or name the "
-            "proxy's address with --proxy-address"
+            "proxy: its user on this machine with --proxy-user, or its address with --proxy-address"
         )
     if args.proxy_address and args.no_tls:
         raise UsageError("--proxy-address needs TLS: without it anyone on the way could write the header")
