@@ -103,6 +103,24 @@ def differ_on(*ranks: int, since: int = 0) -> Fault:
     return fault
 
 
+@pytest.mark.parametrize(
+    ("since_60", "named"),
+    [
+        pytest.param(lambda _: 10.0 * 1.001**38, (0, 1), id="rank 0 goes back to the weights of step 25"),
+        pytest.param(lambda norm: norm * 2, (0,), id="rank 0 changes its weights"),
+    ],
+)
+def test_of_two_ranks_the_one_that_trains_on_is_not_named(since_60: Any, named: tuple[int, ...]) -> None:
+    def fault(rank: int, step: int, values: Values) -> None:
+        values.weight_norm = [None if norm is None else 10.0 * 1.001**step for norm in values.weight_norm]
+        if rank == 0 and step > 60:
+            values.weight_norm = [None if norm is None else since_60(norm) for norm in values.weight_norm]
+            values.checksum = [None if own is None else f"{own} of {rank}" for own in values.checksum]
+
+    (found,) = found_in(sampled(NET, ranks=2, steps=(1, 13, 37, 73), faults=[fault]), run=Cluster(ranks=2).run())
+    assert (found.kind, found.ranks, found.evidence["last_equal_step"]) == ("replica_desync", named, 37)
+
+
 def exchanging(every: int, size: int, *, ranks: int = 2, steps: int = 60, **facts: Any) -> RunData:
     """A run with 1,000 parameters that all-reduces ``size`` bytes in every so many steps; 0: never."""
     run = Cluster(ranks=ranks, steps=steps).run()

@@ -653,7 +653,10 @@ DIFFER_EVERYWHERE = 0.9
 DIFFER_LOCALLY = 0.1
 """… and up to this share (or one) it is a change within a layer."""
 MOVED_TIMES = 10.0
-"""Of two ranks that differ, the one whose weights moved this many times as far since they were equal is the cause."""
+"""Of two ranks that differ, the one whose weights moved this many times as far since they were equal is the cause …"""
+MOVED_OVER_TRAINING = 3.0
+"""… if that is also this many times as far as training moved them before, per step; otherwise the other one may have
+gone back to older weights."""
 HISTORY_STEPS, HISTORY_RANKS = 256, 8
 """Sampled steps that are looked at closely, evenly spaced, and ranks: a look takes less than a second …"""
 HISTORY_STEPS_LEAST = 32

@@ -171,6 +171,8 @@ class _Difference:
     last: _Point
     equal: _Point | None
     """The last comparison before, with everything equal; None: they never were."""
+    earlier: _Point | None
+    """The one before that."""
     points: int
     several: bool
     """Whether the run has several models."""
@@ -185,15 +187,24 @@ class _Difference:
 
     @property
     def _moved(self) -> tuple[int, ...]:
-        """Of two ranks the one whose weights went much further from where both were."""
-        if self.equal is None or len(self.last.samples) != 2 or not set(self.first.samples) <= set(self.equal.samples):
+        """Of two ranks the one whose weights went much further from where both were, and than training moves them.
+
+        A rank that goes back to older weights hardly moves, while the other one trains on: that is no fault of it.
+        """
+        if self.equal is None or self.earlier is None or len(self.last.samples) != 2:
+            return ()
+        if not set(self.first.samples) <= set(self.equal.samples) & set(self.earlier.samples):
             return ()
         far = {
             rank: _moved_by(self.equal.samples[rank], sample, self.first.differing)
             for rank, sample in self.first.samples.items()
         }
         (_, least), (away, most) = sorted(far.items(), key=lambda item: item[1])
-        return (away,) if most > thresholds.MOVED_TIMES * least and most > thresholds.DECAY_ROUNDING else ()
+        usual = _moved_by(self.earlier.samples[away], self.equal.samples[away], self.first.differing)
+        usual *= (self.first.step - self.equal.step) / (self.equal.step - self.earlier.step)
+        if most <= thresholds.MOVED_TIMES * least or most <= thresholds.MOVED_OVER_TRAINING * usual:
+            return ()
+        return (away,) if most > thresholds.DECAY_ROUNDING else ()
 
     @cached_property
     def cause(self) -> str:
@@ -258,20 +269,24 @@ def _lasting(points: Sequence[_Point], layers: LayerRecords, model: str, group: 
     if at is None:
         return None
     last = points[at]
-    first, equal = last, None
+    first, equal, earlier = last, None, None
     for point in reversed(points[:at]):
         if not _compares(point, last):
             continue
+        if equal is not None:
+            earlier = point if not point.differing else None
+            break
         if not point.differing:
             equal = point
-            break
-        first = point
+        else:
+            first = point
     return _Difference(
         model=layers.models[model],
         group=group,
         first=first,
         last=last,
         equal=equal,
+        earlier=earlier,
         points=len(points),
         several=len({sample.model for sample in layers.samples}) > 1,
     )
