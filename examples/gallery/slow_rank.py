@@ -41,14 +41,14 @@ def main() -> None:
     model = DistributedDataParallel(Encoder(check_rank=rank == 0 and not args.fixed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    for step in range(240):
+    for step in range(400):
         x = torch.randn(256, 256)
         labels = x[:, :4].argmax(dim=1)
         loss = nn.functional.cross_entropy(model(x), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if rank == 0 and step % 60 == 59:
+        if rank == 0 and step % 100 == 99:
             print(f"step {step + 1}  loss {loss.item():.4f}")
 
     # The model goes first: torch 2.13 may hang if it is destroyed after its process group (docs/hangs.md).
