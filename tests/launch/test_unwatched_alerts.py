@@ -19,7 +19,10 @@ for step in range(100):
         if step == 40:
             raise ValueError("the batch has no label")
 """
-TROUBLE = [pytest.param(case, id=case.id) for case in CASES]
+ALONE = (pytest.mark.soak, pytest.mark.alone)
+SLOW = {"leak", "loader", "node"}
+"""Each takes more than a minute; `make alerts` has them, too."""
+TROUBLE = [pytest.param(case, id=case.id, marks=pytest.mark.long if case.id in SLOW else ALONE) for case in CASES]
 
 
 @pytest.mark.faults
@@ -37,8 +40,6 @@ def test_a_crash_is_one_message_that_names_the_line(run_stepscope: Callable[...,
     assert "raised ValueError: the batch has no label" in message["title"]
 
 
-@pytest.mark.soak
-@pytest.mark.alone
 @pytest.mark.ranks
 @pytest.mark.faults
 @pytest.mark.parametrize("case", TROUBLE)
@@ -46,9 +47,8 @@ def test_trouble_is_one_message_and_one_when_it_is_over(case: Case, tmp_path: Pa
     assert run_case(case, tmp_path / case.id).faults() == []
 
 
-@pytest.mark.soak
+@pytest.mark.soak  # near: the same job without load, in `make alerts`
 @pytest.mark.alone
 @pytest.mark.ranks
-@pytest.mark.parametrize("load", ["none", "bursts"])
-def test_a_healthy_job_sends_nothing(load: str, tmp_path: Path) -> None:
-    assert run_case(HEALTHY, tmp_path / "healthy", load=load).faults() == []
+def test_a_healthy_job_beside_bursts_of_load_sends_nothing(tmp_path: Path) -> None:
+    assert run_case(HEALTHY, tmp_path / "healthy", load="bursts").faults() == []
