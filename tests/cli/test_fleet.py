@@ -147,15 +147,21 @@ def test_a_suspect_is_reported_once_and_once_more_when_it_is_over(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(Path.cwd() / "config"))
     monkeypatch.delenv("STEPSCOPE_ALERT", raising=False)
+    own = Path(shutil.copytree(runs, Path.cwd() / "own"))
     with loopback_receiver() as receiver:
-        command = ["fleet", str(runs), "--since", "3000d", "--alert", f"{receiver.url}/hook"]
+        command = ["fleet", str(own), "--since", "3000d", "--alert", f"{receiver.url}/hook"]
         receiver.replies.append(Reply(status=500))
         assert run_command(command) == 1
         assert "1 new suspect, 0 over; 0 messages sent" in capsys.readouterr().out
         for _ in range(2):
             assert run_command(command) == 0
         assert "0 new suspects, 0 over; 0 messages sent" in capsys.readouterr().out
-        assert run_command(["fleet", str(runs), "--since", "1d", "--alert", f"{receiver.url}/hook"]) == 0
+        # In another period it is missing, but that does not mean that it is over.
+        assert run_command(["fleet", str(own), "--since", "1d", "--alert", f"{receiver.url}/hook"]) == 0
+        assert "0 new suspects, 0 over; 0 messages sent" in capsys.readouterr().out
+        for run_dir in sorted(own.iterdir())[2:]:
+            shutil.rmtree(run_dir)
+        assert run_command(command) == 0
         assert "0 new suspects, 1 over; 1 message sent" in capsys.readouterr().out
         documents = [json.loads(request.body) for request in receiver.requests]
     assert [(each["status"], each["run"], each["kind"]) for each in documents[1:]] == [

@@ -12,15 +12,12 @@ from stepscope.cli.arguments import RUNS_FOLDER, existing, names_in
 from stepscope.cli.output import progress_bar
 from stepscope.errors import UsageError
 from stepscope.records.text import say
-from stepscope.store.user_runs import folder_tag, known_folders
+from stepscope.store.user_runs import MANY_RUNS, folder_tag, known_folders
 
 if TYPE_CHECKING:
     from stepscope.store.catalog import KnownRuns
 
 __all__ = ["catalog_folders", "catalog_runs", "updated_catalog"]
-
-MANY_RUNS = 1000
-"""Of a folder, from which on loading the catalog is faster than reading them."""
 
 
 def catalog_folders(paths: Sequence[Path | ArchiveUrl]) -> tuple[dict[str, Path], list[ArchiveUrl]]:

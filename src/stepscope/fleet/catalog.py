@@ -163,7 +163,9 @@ class RunCatalog:
                     number = self._update_archive(con, archive, known.get(key, {}), number, done, share)
                 con.execute("COMMIT")
             except BaseException:
-                with suppress(Exception):  # what failed is reported; closing rolls back, too
+                import duckdb
+
+                with suppress(duckdb.Error):  # what failed is reported; closing rolls back, too
                     con.execute("ROLLBACK")
                 raise
         return done

@@ -38,13 +38,12 @@ from stepscope.store.documents import load_summary, log_names, read_meta, read_n
 from stepscope.store.liveness import processes_alive
 from stepscope.store.load import load_run, open_run
 from stepscope.store.paths import EVENTS, INBOX, META, NODES, STEPS, SUMMARY
+from stepscope.store.user_runs import MANY_RUNS
 
 __all__ = ["OpenPolicy", "Runs", "changed_of", "final_of", "load_open", "open_ahead"]
 
 MOST_UNOPENED = 256
 """Active runs that are not open and that metrics show."""
-MANY_RUNS = 1000
-"""Of a folder, from which on loading the catalog is faster than reading them."""
 REQUESTED_S = 30.0
 """How long an active run is followed after the last request for it."""
 QUICK_SCAN_S = 0.1

@@ -28,6 +28,7 @@ from stepscope.store.file_io import read_document
 from stepscope.store.liveness import Place, process_alive
 
 __all__ = [
+    "MANY_RUNS",
     "UserHub",
     "add_folder",
     "announced",
@@ -39,6 +40,8 @@ __all__ = [
     "state_path",
 ]
 
+MANY_RUNS = 1000
+"""Of a folder, from which on loading the catalog of a fleet is faster than reading them."""
 MOST_FOLDERS = 256
 """The folders that were not used for the longest time are forgotten first."""
 FOLDERS_BYTES = 64 << 10

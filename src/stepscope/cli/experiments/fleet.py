@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     if excluding:
         return _exclude(suspect_hosts(document), args.format)
     if settings is not None:
-        return _report(document, settings, sorted(keys), now_ns)
+        return _report(document, settings, [f"{since_s:g}", *sorted(keys)], now_ns)
     if args.json:
         print(json.dumps(document, indent=2, allow_nan=False))
         return 0
@@ -154,16 +154,22 @@ def _alert_settings(words: Sequence[str]) -> AlertSettings:
     return settings
 
 
-def _report(document: Mapping[str, Any], settings: AlertSettings, keys: Sequence[str], now_ns: int) -> int:
-    """Send what is new since the last time for these folders; exit code 1 if a receiver could not be reached."""
-    from stepscope.alerts.delivery import deliver_once, destinations_of
+def _report(document: Mapping[str, Any], settings: AlertSettings, scope: Sequence[str], now_ns: int) -> int:
+    """Send what is new since the last time; exit code 1 if a receiver could not be reached.
+
+    ``scope``: the period and the folders.  Each has an account of its own: in a shorter period a suspect may be missing
+    without being over.
+    """
+    from stepscope.alerts.delivery import Counts, deliver_once, destinations_of
     from stepscope.alerts.suspects import report_suspects
+    from stepscope.store.paths import OUTBOX
     from stepscope.store.user_runs import state_path
 
-    folder = state_path(os.environ) / "fleet" / f"alerts-{sha256(' '.join(keys).encode()).hexdigest()[:12]}"
+    folder = state_path(os.environ) / "fleet" / f"alerts-{sha256(' '.join(scope).encode()).hexdigest()[:12]}"
     begun, over = report_suspects(folder, _suspects(document), list(settings.receivers), now_wall_ns=now_ns)
     destinations, problems = destinations_of(settings, os.environ)
-    counts = deliver_once(folder, destinations)
+    # A fleet that never had a suspect has no outbox.
+    counts = deliver_once(folder, destinations) if (folder / OUTBOX).exists() else Counts()
     for problem in problems.values():
         say(problem)
     print(f"{count_text(begun, 'new suspect')}, {over:,} over; {count_text(counts.sent, 'message')} sent")
@@ -175,16 +181,15 @@ def _report(document: Mapping[str, Any], settings: AlertSettings, keys: Sequence
 def _suspects(document: Mapping[str, Any]) -> Iterator[Suspect]:
     from stepscope.alerts.suspects import Suspect
 
-    rows = [({**row, "hosts": [row["host"]]}, "first_slow_wall_ns") for row in document["hosts"] if row["suspect"]]
-    rows += [(row, "last_slow_wall_ns") for row in document["links"]]
-    for row, since in rows:
+    hosts = [{**row, "hosts": [row["host"]]} for row in document["hosts"] if row["suspect"]]
+    for row in (*hosts, *document["links"]):
         node = row["kind"] != "slow_link"
         yield Suspect(
             kind=row["kind"],
             hosts=tuple(row["hosts"]),
             title=row["title"],
             phase=row.get("phase"),
-            since_wall_ns=row[since] if node else 0,
+            since_wall_ns=row.get("first_slow_wall_ns", 0),
             advice=SUSPECT_HOST if node else SUSPECT_LINK,
             cost=f"It cost {row['gpu_hours_lost']:,.0f} GPU hours in these runs.",
         )
