@@ -69,7 +69,7 @@ def _by_host(
 
 
 WORK = "stepscope_step_work_seconds{run=~'$run'"
-ONLY_OPEN = "Only for a run that the hub has open: its own hub, or while somebody looks at its page."
+ONLY_OPEN = "Only for a run that the hub has open: its own hub, or while someone looks at its page."
 RUN_ROWS: dict[str, tuple[Panel, ...]] = {
     "Now": (
         _stat("Status", 'stepscope_run_info{run="$run"}', legend="{{status}}"),
@@ -662,8 +662,8 @@ ALERTS = (
         "rate(stepscope_hub_wrong_tokens_total[10m]) > 0.1",
         "15m",
         "info",
-        "Somebody sends wrong tokens to the hub at {{ $labels.instance }}.",
-        "A page with an old token, or somebody who guesses; `stepscope audit` shows addresses.",
+        "Someone sends wrong tokens to the hub at {{ $labels.instance }}.",
+        "A page with an old token, or someone who guesses; `stepscope audit` shows addresses.",
         "docs/security.md",
     ),
 )

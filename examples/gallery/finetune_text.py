@@ -4,7 +4,7 @@ stepscope run examples/gallery/finetune_text.py
 stepscope run examples/gallery/finetune_text.py --fixed
 
 The default size suits a CPU; `--layers 6 --width 768 --heads 12 --batch-size 32` is that of DistilBERT.  The texts are
-generated: four topics, as in AG News, each with words of its own.
+generated: four topics, as in AG News, each with its own words.
 """
 
 import argparse
