@@ -116,7 +116,7 @@ def test_gaps_other_processes_and_impossible_requests_lead() -> None:
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids that."
     )
     others = judged(MESSAGE.replace("Including", "Process 7 has 5.00 GiB memory in use. Including"), account()).advice
-    assert others[1] == "Other processes hold 5.0 GiB of the same GPU: give the job a GPU of its own."
+    assert others[1] == "Other processes hold 5.0 GiB of the same GPU: give the job its own GPU."
     huge = judged(MESSAGE.replace("allocate 2.00", "allocate 372.00"), account()).advice
     assert huge[1].startswith("One call asked for 372 GiB, more than the 16 GiB of the device: look at the shapes")
 

@@ -48,8 +48,8 @@ def test_what_was_critical_to_the_end_and_is_not_found_is_explained() -> None:
     (withdrawn,) = summary["withdrawn"]
     text = (
         "Withdrawn: Rank 1 is 30.0 ms slower than its peers in forward every step; the other rank waits for it (shown "
-        "as critical in steps 12 to 99 while the run was active), because over the whole run it cannot be told from "
-        "chance."
+        "as critical in steps 12 to 99 while the run was active), because over the whole run it cannot be "
+        "distinguished from chance."
     )
     assert withdrawn == {
         "kind": "compute_straggler",
@@ -58,7 +58,7 @@ def test_what_was_critical_to_the_end_and_is_not_found_is_explained() -> None:
         "title": event("", 0)["title"],
         "steps": [12, 99],
         "shown_steps": 88,
-        "reason": "over the whole run it cannot be told from chance",
+        "reason": "over the whole run it cannot be distinguished from chance",
         "text": text,
     }
     assert summary["notices"][0] == text

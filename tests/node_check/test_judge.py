@@ -69,10 +69,10 @@ def test_a_busy_node_is_not_accused() -> None:
     low = {"figures": {"memory": 6.0}}
     verdict = judge(result(**low, others=0.3), PAST, PEERS)
     busy = "n1 is busy with other programs (they use 30% of its processors)"
-    assert (verdict.state, verdict.title) == ("busy", f"{busy}; whether it is fit cannot be told.")
+    assert (verdict.state, verdict.title) == ("busy", f"{busy}; whether it is fit cannot be decided.")
     assert judge(result(**low, waited=0.2), PAST, PEERS).state == "busy"
     calm = judge(result(others=0.3), PAST, PEERS)
-    assert calm.title == f"{busy}; nothing is wrong as far as that can be told."
+    assert calm.title == f"{busy}; no fault was found."
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ NICE = 10
 """On a machine whose cores are all busy, 27 MB took 69 s at 19, by when the hub had given the trace up, 3.5 s at 10 and
 0.6 s at 0."""
 DISTURBED_S = 120.0
-"""At most so long after its order, or its first step, a capture may keep ranks from making progress."""
+"""At most this long after its order, or its first step, a capture may keep ranks from making progress."""
 AFTERWARDS_S = 15.0
 """A rank that has just written its trace has not completed a step for as long as that took."""
 MOST_TRACE_BYTES = 2 << 30
@@ -170,7 +170,7 @@ class CaptureCourier:
         return order if is_capture_id(order.id) else None
 
     def _give_up(self) -> None:
-        """The hub has withdrawn the order: who has not answered by now is given up."""
+        """The hub has withdrawn the order: ranks that have not answered by now are given up."""
         for pid, rank in self._waiting.items():
             if self._order is not None:
                 problem = "It did not answer before the capture was given up."

@@ -207,7 +207,7 @@ class RingDrain:
 
 
 class LayerLines:
-    """The file beside a ring in which a process writes what sampled steps showed of its layers.
+    """The file next to a ring in which a process writes what sampled steps showed of its layers.
 
     It is in memory, and only ever grows: what was read is cut out of it once it is on disk, and reads as zeros from
     then on.  So a second agent finds only what the first one has not read.

@@ -797,7 +797,7 @@ def _when_read(text: str) -> tuple[str, tuple[int, int] | None]:
 # Workers are therefore sampled as rarely as their rank, and never in a run whose ranks do not wait for input.
 #
 # Only a worker that was forked from the rank can answer: it inherits the rank's handler and descriptor. All workers of
-# a rank write to one file, so they are asked one after the other. The same checks as for ranks are made before each
+# a rank write to one file, so they are asked one at a time. The same checks as for ranks are made before each
 # signal; a child that exec'd, set its own handlers or was not forked as a worker does not pass them.
 
 WORKER_TRIES = 4
@@ -903,7 +903,7 @@ class WorkerSampler:
         return None
 
     def _read(self) -> list[dict[str, Any]] | None:
-        """Return the frames of the last answer; None if there is none. An answer is written in one piece."""
+        """Return the frames of the last answer, or None. An answer is written in one piece."""
         try:
             with open_file(self._path) as file:
                 written = file.read(MAX_STACKS_BYTES).decode(errors="replace")

@@ -53,7 +53,7 @@ LONGEST_RETRY_S = 60.0
 MOST_PENDING = 50
 """Messages of one receiver in memory; the rest waits in the file."""
 OLDEST_S = 3 * 86_400.0
-"""What could not be sent for so long is given up: nobody acts on it any more."""
+"""What could not be sent for this long is given up: nobody acts on it any more."""
 LEFT_AFTER_S = 900.0
 """Age of an outbox and of a lease from which a run's own sender is gone: it stays at most 10 minutes after the run."""
 MOST_RUNS = 1000
@@ -345,7 +345,7 @@ def deliver_leftovers(
 ) -> Counts:
     """Send what senders of earlier runs in a folder could not; runs that are active, or not ours, are left alone.
 
-    ``left_after_s``: nothing may have been put into an outbox for so long.
+    ``left_after_s``: nothing may have been put into an outbox for this long.
     """
     destinations = list(destinations)
     clock = clock or SystemClock()
@@ -377,7 +377,7 @@ def _runs_with_outbox(runs: Path, now_s: float, left_after_s: float) -> list[Pat
 
 
 def _age_s(path: Path, now_s: float) -> float:
-    """Seconds since a file was written; without end if there is none."""
+    """Seconds since a file was written; infinite if it does not exist."""
     try:
         return now_s - path.lstat().st_mtime
     except OSError:

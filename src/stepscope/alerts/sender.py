@@ -1,4 +1,4 @@
-"""The sender: a small process beside a job that delivers its alerts (``python -m stepscope.alerts.sender``).
+"""The sender: a small process next to a job that delivers its alerts (``python -m stepscope.alerts.sender``).
 
 The launcher starts it if the settings name receivers, and ends it by a word on its standard input: ``{"end": …}``, or
 end of file if the launcher is gone.  It then stays until everything is delivered, at most ``LINGER_S``; what is left is

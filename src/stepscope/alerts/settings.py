@@ -136,7 +136,7 @@ class Parameter:
 
     meaning: str
     default: float | None
-    """None: there is none, the user has to set it."""
+    """None: the user has to set it."""
     least: float = 0.0
     most: float = math.inf
     share: bool = False
@@ -248,7 +248,7 @@ class Rule:
 STOPPED_KINDS: Final = get_args(HangKind)
 """The job hangs, or lost a rank."""
 RUINED_KINDS: Final = ("loss_nan", "nan_gradients", "replica_desync", "no_gradient_exchange")
-"""Training goes on in vain."""
+"""Training continues in vain."""
 ENDING_KINDS: Final = ("memory_creep", "ram_pressure")
 """The job will end before it is done."""
 SLOWED_KINDS: Final = (
@@ -256,7 +256,7 @@ SLOWED_KINDS: Final = (
     *("input_bound", "slow_network", "slow_collective", "change_point", "drift"),
 )
 """Something became slow, or a rank is.  What a job is by design (bound by communication, uneven stages, evaluation
-between steps), what is over (a stall), and a crowded machine wake nobody: they are in the summary and on the page."""
+between steps), what is over (a stall), and a crowded machine alert nobody: they are in the summary and on the page."""
 SLOWED_RANK_KINDS: Final = ("between_steps",)
 """Time between steps is by design if all ranks spend it, and a slow rank if one does."""
 DEFAULT_RULES: Final[tuple[Rule, ...]] = (
@@ -423,7 +423,7 @@ def settings_variables(settings: AlertSettings, *, secrets: bool) -> dict[str, s
 
 
 def settings_from(environ: Mapping[str, str]) -> AlertSettings:
-    """Return the settings that the launcher handed over; the defaults, without receivers, if there are none."""
+    """Return the settings that the launcher handed over; otherwise the defaults, without receivers."""
     text = environ.get(ENV_ALERT_SETTINGS, "")
     if not text:
         return AlertSettings()

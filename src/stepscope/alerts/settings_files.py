@@ -98,7 +98,7 @@ def _settings_files(project_dir: Path, environ: Mapping[str, str], what: str) ->
 
 
 def _text_in_time(path: Path) -> str | None:
-    """The text of the user's file; empty if there is none; None if its file system does not respond."""
+    """The text of the user's file; empty without a file; None if its file system does not respond."""
     found: list[str] = []
     mistakes: list[UsageError] = []
 
@@ -134,7 +134,7 @@ def _text_of(path: Path, shown: str) -> str:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether somebody put the file here who owns neither this folder nor this process, or could have changed it."""
+    """Whether the file is from, or could be changed by, a user who owns neither this folder nor this process."""
     try:
         about, folder = path.stat(), path.parent.stat()
     except OSError:
@@ -604,7 +604,7 @@ class _Loader:
         )
 
     def _refuse_unsent(self, rules: Iterable[Rule]) -> None:
-        """A rule on the command line that nobody gets was meant otherwise; in a file, the page shows it."""
+        """Refuse a rule on the command line that has no receiver; for one in a file, the page shows that."""
         for rule in rules:
             if rule.source in ("--alert", ENV_ALERT):
                 raise UsageError(

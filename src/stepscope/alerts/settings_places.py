@@ -38,7 +38,7 @@ def user_file(environ: Mapping[str, str]) -> Path:
 def find_project_file(folder: Path) -> Path | None:
     """The nearest ``stepscope.toml`` between a folder and the root of its git repository; without one, in the folder.
 
-    Not above: a file that somebody put into ``/tmp`` must not apply to everything below it.
+    Not above: a file that someone put into ``/tmp`` must not apply to everything below it.
     """
     folder = folder.absolute()
     places = [folder]

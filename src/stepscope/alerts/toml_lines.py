@@ -22,7 +22,7 @@ _HEADER = re.compile(r"[ \t]*(\[\[?)")
 _KEY_PART = re.compile(r'[ \t]*(?:([A-Za-z0-9_-]+)|"((?:[^"\\\n]|\\.)*)"|\'([^\'\n]*)\')[ \t]*')
 _SKIPPED = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _STRING = re.compile(
-    r'"""(?:[^"\\]|\\.|"(?!""))*"{3,5}|'  # a text may end with one or two quotes of its own
+    r'"""(?:[^"\\]|\\.|"(?!""))*"{3,5}|'  # a text may end with one or two of its own quotes
     r"'''(?:[^']|'(?!''))*'{3,5}|"
     r'"(?:[^"\\\n]|\\.)*"|'
     r"'[^'\n]*'",

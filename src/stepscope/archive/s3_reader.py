@@ -125,7 +125,7 @@ def _account(environ: Mapping[str, str]) -> Account | None:
 
 
 def _section(named: str | None, usual: Path) -> dict[str, str] | None:
-    """Return the default profile of a file, {} if there is none; None if the file cannot be read."""
+    """Return the default profile of a file, {} without one; None if the file cannot be read."""
     parser = configparser.RawConfigParser()
     try:
         parser.read(Path(named).expanduser() if named else usual, encoding="utf-8")

@@ -2,7 +2,7 @@
 
 The only module that knows fsspec.  Keys are relative to the address and consist of letters, digits, ``._-~%@`` and
 slashes (``key_of`` makes one of any name).  Reads say how many bytes they want at most, so the size of an object that
-somebody else wrote decides nothing.  Credentials are found by the library of the storage, in its usual places
+someone else wrote decides nothing.  Credentials are found by the library of the storage, in its usual places
 (environment, profile, instance); nothing of them passes through here.
 """
 
@@ -84,7 +84,7 @@ class Storage:
             self._files, self._base = _open(url)
 
     def find(self, prefix: str) -> dict[str, StoredObject]:
-        """All objects whose keys begin with this folder; empty if there are none."""
+        """All objects whose keys begin with this folder; may be empty."""
         with self._errors(prefix):
             try:
                 found = self._files.find(self._path(prefix), detail=True)
@@ -101,7 +101,7 @@ class Storage:
         return objects
 
     def size(self, key: str) -> int | None:
-        """The size of an object in bytes; None if there is none."""
+        """The size of an object in bytes; None if it does not exist."""
         with self._errors(key):
             try:
                 about = self._files.info(self._path(key))
@@ -110,7 +110,7 @@ class Storage:
             return int(about.get("size") or 0) if about.get("type") == "file" else None
 
     def read(self, key: str, most: int) -> bytes:
-        """The whole object; ArchiveError if it has more than ``most`` bytes, ArchiveMissing if there is none."""
+        """The whole object; ArchiveError if it has more than ``most`` bytes, ArchiveMissing if it does not exist."""
         size = self.size(key)
         if size is None:
             raise ArchiveMissing(f"{self.url}/{key} does not exist")
@@ -171,7 +171,7 @@ class Storage:
         """False: it exists, the storage does not support the condition, or it cannot be written."""
         try:
             self._files.pipe_file(self._path(key), data, mode="create")
-        except Exception:  # noqa: BLE001 - each storage has a library with errors of its own
+        except Exception:  # noqa: BLE001 - each storage has a library with its own errors
             return False
         return True
 
@@ -212,7 +212,7 @@ class Storage:
             raise ArchiveError(
                 f"{where}: access denied{_detail(error)}; check the credentials and what they allow"
             ) from error
-        except Exception as error:  # each storage has a library with errors of its own
+        except Exception as error:  # each storage has a library with its own errors
             raise ArchiveError(_library_error(where, self.url, error)) from error
 
 

@@ -58,7 +58,7 @@ class HubApi:
         """For work that takes a whole run into memory."""
 
     async def get(self, path: str, **parameters: object) -> dict[str, Any]:
-        """Return a document.  RequestError, with the hub's reason, if there is none."""
+        """Return a document.  RequestError, with the hub's reason, if not available."""
         _, body = await self._request("GET", path, parameters)
         document: dict[str, Any] = msgspec.json.decode(body)
         return document

@@ -8,7 +8,7 @@ an unknown run is an answer with ``isError``, which the assistant reads, not an 
 
 Over HTTP, requests need a bearer token as the hub's API does (``hub/api/auth.py``; named tokens for all runs work, too,
 but may not change anything).  The ``Host`` and ``Origin`` headers must be ours: a page of another site cannot reach a
-server on loopback under a name of its own.  No session is kept between requests, so clients survive a restart.
+server on loopback under its own host name.  No session is kept between requests, so clients survive a restart.
 """
 
 from __future__ import annotations

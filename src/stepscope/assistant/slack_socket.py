@@ -3,7 +3,7 @@
     bot = SlackBot(api, SlackOptions(app_token=…, bot_token=…))
     await bot.run()                     # until canceled
 
-``slack_sdk`` (an extra) connects, answers pings and reconnects, in threads of its own; questions are answered in the
+``slack_sdk`` (an extra) connects, answers pings and reconnects, in its own threads; questions are answered in the
 event loop.  An event is acknowledged at once, because Slack repeats those that are not; a repeated one is dropped.
 Messages of bots are ignored.  Neither a token nor the address of the WebSocket, which contains a secret, is logged.
 """

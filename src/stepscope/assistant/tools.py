@@ -858,7 +858,7 @@ CHANGING_TOOLS = (
     Tool(
         name="acknowledge_incident",
         title="Acknowledge an incident",
-        about="Say that somebody takes care of an incident: it is not reported again until it is over.",
+        about="Say that someone takes care of an incident: it is not reported again until it is over.",
         call=_acknowledge_incident,
         arguments=(
             Argument(name="run", about="name or ID of the run", required=True),

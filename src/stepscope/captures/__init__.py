@@ -3,7 +3,7 @@
 rank_times.py    a rank's trace → how long each operator, kernel and line takes in a step (``RankTimes``)
 differences.py   RankTimes of several ranks → what the slow one does longer (``Difference``)
 analyze.py       a capture's folder → its ``CaptureRecord`` with verdict, findings and differences; ``analysis.json``
-__main__.py      the same as a process of its own, which the run's hub starts at low priority
+__main__.py      the same as a separate process, which the run's hub starts at low priority
 
 Processes that Stepscope did not start are captured by speaking to Kineto in their process:
 

@@ -1,6 +1,6 @@
 """Analyze a capture: its traces → ``analysis.json``, and its record with verdict, findings and differences.
 
-It runs in a process of its own at low priority (``__main__.py``), on the machine of the run's hub.  Traces are read one
+It runs in a separate process at low priority (``__main__.py``), on the machine of the run's hub.  Traces are read one
 by one, and within limits: one that is missing, damaged, cut or too large leaves its rank out, and the record says so.
 """
 
@@ -46,7 +46,7 @@ class Limits:
     all_bytes: int = 2 << 30
     ranks: int = 64
     seconds: float = 180.0
-    """No further trace is begun after that; the reader has limits of its own on what is inside."""
+    """No further trace is begun after that; the reader has its own limits on what is inside."""
     findings: int = 20
 
 

@@ -3,7 +3,7 @@
 A process with ``KINETO_USE_DAEMON=1`` asks its daemon for work (``kineto_protocol.py``).  ``capture_processes`` opens
 the daemon's socket (``kineto_socket.py``), waits until each of the requested processes asks, and answers with a
 configuration for one trace.  Other processes get no answer, and notice no difference to a machine without a daemon.
-libkineto writes the trace into a temporary folder of ours, from where it is packed; everything else is removed.
+libkineto writes the trace into our temporary folder, from where it is packed; everything else is removed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CaptureLimits:
 class CapturedProcess:
     process: TracedProcess
     path: Path | None
-    """Its trace; None if there is none."""
+    """Its trace, or None."""
     problem: str = ""
     notice: str = ""
     """What differs in the trace from what was requested."""

@@ -46,7 +46,7 @@ class TracedProcess:
         return _started_ticks(self.pid) == self.started_ticks
 
     def shares_files(self, folder: Path) -> bool:
-        """Whether a folder of ours is the same one for the process."""
+        """Whether our folder is the same one for the process."""
         try:
             return folder.samefile(self.root / folder.relative_to("/"))
         except (OSError, ValueError):
@@ -102,7 +102,7 @@ def _find_process(pid: int, proc: Path) -> TracedProcess:
 
 
 def _started_ticks(pid: int, proc: Path = PROC) -> int | None:
-    """When a process started; None if there is none, or only its exit code is left of it."""
+    """When a process started; None if it is gone, or only its exit code is left of it."""
     try:
         state, *fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         return None if state in (b"Z", b"X") else int(fields[18])

@@ -1,7 +1,7 @@
 """What Kineto asks its daemon, and what the daemon answers, as bytes.
 
 A process with ``KINETO_USE_DAEMON`` in its environment has a thread in libkineto that asks for work every 5 seconds,
-with a datagram from a Unix socket of its own to the daemon's: the abstract name ``dynolog``, with a zero byte at its
+with a datagram from its own Unix socket to the daemon's: the abstract name ``dynolog``, with a zero byte at its
 end, or the file ``dynolog`` in the folder ``KINETO_IPC_SOCKET_DIR``.  All numbers are in the machine's byte order:
 
     uint64 size, char[32] type, size bytes of payload
@@ -93,7 +93,7 @@ def config_text(options: TraceOptions, log_file: str, *, start_wall_ms: int) -> 
     """The configuration for one trace; ValueError if the path would become more than a value of it.
 
     ``start_wall_ms``: when a capture by time begins, 0 for as soon as possible.  libkineto puts the pid into the name
-    of the file, writes to NAME.tmp beside it, and renames that at the end.
+    of the file, writes to NAME.tmp next to it, and renames that at the end.
     """
     if _OWN_LINES & set(log_file) or log_file != log_file.strip():
         raise ValueError(f"{log_file!r} cannot be written in a configuration of Kineto")

@@ -130,7 +130,7 @@ def _host_pieces(window: Window, exchanges: Exchanges) -> tuple[list[Piece], Int
     work_ns, waited_ns = _work(window, nest, exchanges)
     what, places = _whats(window, rows), _places(window)
     named = nest_of(window.calls, rows[what >= 0])
-    # Time inside what has no name of its own (torch's Python, calls of the runtime) belongs to the innermost around it.
+    # Time inside what has no name (torch's Python, calls of the runtime) belongs to the innermost around it.
     holder = named.around[rows]
     own_ns = sums(holder[holder >= 0], work_ns[holder >= 0], len(named.rows))
     inside_ns = _inside(nest, depth[rows], work_ns)[what >= 0]

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, or whose reader is gone: a command goes on without them.
+"""Standard streams that are closed, or whose reader is gone: a command continues without them.
 
 A job keeps its exit code and its run whether or not anybody can read what the launcher says about it.  A descriptor
 that is closed when the program starts is opened on ``/dev/null``: otherwise the next file or socket would get its

@@ -536,7 +536,7 @@ def context_changes(baselines: Sequence[Mapping[str, Any]], candidate: Mapping[s
         kind = _context_kind(name)
         values = [baseline.get(name) for baseline in baselines]
         after = candidate.get(name)
-        # A value that was not recorded is not a difference, except among settings, where it means that there is none.
+        # A value that was not recorded is not a difference, except among settings, where it means that it is not set.
         if kind not in ("settings", "environment"):
             values = [value for value in values if value is not None]
             if after is None:

@@ -74,7 +74,7 @@ COMMON_SHARE = 0.5
 RUNS_AT_MOST = 20
 """More baselines than this are not suggested."""
 RUN_COST = 5
-"""Starting a run takes as long as so many times its steps."""
+"""Starting a run takes as long as this many times its steps."""
 STEPS_AT_MOST = 20
 """More than this many times the steps are not suggested either."""
 

@@ -4,7 +4,7 @@ The rules find that time is lost, on which rank, and what it costs; they do not 
 agent samples that for every rank (``agent/sampling/off_cpu.py``). This step changes neither which findings there are
 nor what they cost: a finding gets the cause in its title, evidence and advice where the samples show that it explains
 at least half of the finding's time. A rank is compared with its peers, and a change of all ranks with the time outside
-it, so a wait that everybody has is nobody's cause.
+it, so a wait that all ranks share is not a cause.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ SMALL_CHANGE = Relation[RecordedJob](
     effect="replaces",
     kinds=CHANGES,
     when=lambda job, own, other: any(_is_same_level(claim, other) and _counts_as_level(claim, other) for claim in own),
-    reason="it is a warning about the same phase and time, and the change alone is none",
+    reason="it is a warning about the same phase and time, and the change alone is not",
 )
 
 

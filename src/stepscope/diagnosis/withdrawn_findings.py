@@ -154,7 +154,7 @@ def _reason(
         return f"it was over after step {shown.last} and does not show in the run as a whole"
     if crowded is not None:
         return f"over the whole run it is not certain, and {_lowered(crowded.title.rstrip('.'))}"
-    return "over the whole run it cannot be told from chance"
+    return "over the whole run it cannot be distinguished from chance"
 
 
 def _lowered(text: str) -> str:

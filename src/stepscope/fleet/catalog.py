@@ -512,7 +512,7 @@ def _share(progress: Progress, place: int, places: int) -> Progress:
 
 
 def known_runs(folder: Path, environ: Mapping[str, str]) -> KnownRuns:
-    """What the user's catalog knows of a folder, for ``list_runs``; empty if there is none, or it is in use."""
+    """What the user's catalog knows of a folder, for ``list_runs``; empty without a catalog, or if it is in use."""
     path = catalog_path(environ)
     try:
         return RunCatalog(path, wait_s=0.0).entries(folder_tag(folder), folder) if path.exists() else {}

@@ -28,9 +28,9 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 LEAST_RATIO = 1.15
-"""A run's exchange is slow if it takes so many times as long as usual,"""
+"""A run's exchange is slow if it takes this many times as long as usual,"""
 TIMES_SPREAD = 4.0
-"""and by so many times what runs of the job usually differ by."""
+"""and by this many times what runs of the job usually differ by."""
 LEAST_MS = 0.05
 FEWEST_ALIKE = 8
 """Runs of a job on as many hosts, to know what is usual."""

@@ -465,7 +465,7 @@ def _sentence(lead: Failure) -> str:
 
 
 def _counted(attempt: Attempt, step: int | None) -> int | None:
-    """A step of ours by the script's own count, which continues over restarts."""
+    """The script's own number of a Stepscope step; its count continues over restarts."""
     if step is None:
         return None
     counters = (series.facts.get("global_step") for series in attempt.series)

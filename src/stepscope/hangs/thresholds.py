@@ -1,6 +1,6 @@
 """Every number that decides whether a job hangs and which rank is named, with its unit and reason.
 
-Limits on sizes, and how much a text shows, are beside the code that they bound.
+Limits on sizes, and how much a text shows, are next to the code that they bound.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class WaitGraph:
         return min(circles(self._edges()), default=())
 
     def cycle(self, start: int) -> tuple[Step, ...]:
-        """The shortest way from a rank back to itself; empty if there is none."""
+        """The shortest way from a rank back to itself, or empty."""
         rows: dict[int, list[Wait]] = {}
         for wait in self.waits:
             for rank in wait.waiters:

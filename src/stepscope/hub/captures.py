@@ -64,7 +64,7 @@ __all__ = ["CaptureDesk", "CapturePolicy", "Job", "SessionOrders", "start_analys
 
 
 # -- policy -----------------------------------------------------------------------------------------------------------
-# Which findings have a capture taken without anybody asking, and how often.
+# Which findings have a capture taken without a request, and how often.
 
 CAPTURED_KINDS: Mapping[str, str] = {
     **dict.fromkeys(("straggler", "compute_straggler", "input_straggler", "h2d_straggler"), "a slow rank"),
@@ -79,7 +79,7 @@ CAPTURED_KINDS: Mapping[str, str] = {
 MOST_PER_HOUR = 4
 """Captures because of findings, unless set otherwise (``run --capture``): each slows six steps."""
 SHOWN_EVALUATIONS = 2
-"""So many evaluations must have shown the finding: what comes and goes is not captured …"""
+"""This many evaluations must have shown the finding: what comes and goes is not captured …"""
 SHOWN_S = 6.0
 """… or it was shown for this long: a hub that nobody watches evaluates rarely."""
 SETTLED_S = 30.0
@@ -170,7 +170,7 @@ HEAR_REMOTE_S = 6.0
 """… and of other nodes, whose agents learn of it with their next acknowledgment."""
 LEAST_MOST_S = 60.0
 MOST_STEP_FACTOR = 4.0
-"""A rank gives up when its steps take so many times as long as usual, but not before ``LEAST_MOST_S``."""
+"""A rank gives up when its steps take this many times as long as usual, but not before ``LEAST_MOST_S``."""
 LONGEST_WINDOW_S = 300.0
 """Fewer steps are captured if they would take longer; at least one."""
 ANSWER_S = 90.0
@@ -238,7 +238,7 @@ class _Impossible(Exception):
 
 
 def chosen_ranks(request: CaptureRequest, ranks: Sequence[JobRank], findings: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The ranks to profile; _Impossible if there are none."""
+    """The ranks to profile; _Impossible without any."""
     alive = [each for each in ranks if each.alive]
     if not alive:
         raise _Impossible("No rank of the run is alive.")
@@ -426,7 +426,7 @@ class CaptureDesk:
         self._keep_analyzing()
 
     def ordered(self) -> bytes:
-        """The order for agents of other nodes, as JSON; ``null`` if there is none."""
+        """The order for agents of other nodes, as JSON, or ``null``."""
         return self._ordered
 
     @property

@@ -1,7 +1,7 @@
-"""The judge of an active run: what its hub does every few seconds whether or not anybody looks.
+"""The judge of an active run: what its hub does every few seconds whether or not anyone looks.
 
     judge = RunJudge(run_dir, live)
-    await keep_up(live, poll=…, loop=judge.loop, each_tick=judge.tick)      # beside it: judge.keep_alerting()
+    await keep_up(live, poll=…, loop=judge.loop, each_tick=judge.tick)      # alongside: judge.keep_alerting()
     await judge.conclude({"status": "finished"})
 
 The rules (``live/rules.py``) find, the history of findings keeps track (``live/finding_history.py``), and the engine of
@@ -131,7 +131,7 @@ class RunJudge:
         )
 
     def serve(self, live: LiveRun) -> None:
-        """Continue on the model that clients read; from now on rules are evaluated beside the event loop."""
+        """Continue on the model that clients read; from now on rules are evaluated in a thread."""
         self.loop.threaded = True
         self.follow(live)
 

@@ -1,4 +1,4 @@
-"""The hub process of a run: judges it from soon after its start to its end, and serves it when somebody connects.
+"""The hub process of a run: judges it from soon after its start to its end, and serves it when someone connects.
 
     launcher ── socket, stdin ──► _Unattended: Tail (this node's own files) ── LiveRun ── RunJudge
                                        │ first connection
@@ -38,7 +38,7 @@ _AT_ONCE = 256
 
 
 def serve_run(settings: HubSettings) -> int:
-    """Judge and serve a run until it is over; return the exit code.  NotARun or HubError if there is none."""
+    """Judge and serve a run until it is over; return the exit code.  NotARun or HubError if its files are invalid."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the launcher reports the end
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(NICE)

@@ -62,7 +62,7 @@ def serve(
     judge: RunJudge | None = None,
     caller: socket.socket | None = None,
 ) -> None:
-    """Serve until the run is over, or nobody has come for long.
+    """Serve until the run is over, or nobody has connected for a while.
 
     ``judge``: continues with the run.  ``caller``: a connection that was accepted already.
     """

@@ -104,7 +104,7 @@ def judge(result: Mapping[str, Any], past: Sequence[Mapping[str, Any]], peers: S
         return Verdict(state="unfit", title=f"{host} is unfit: {reasons[0]}.", rows=rows, reasons=tuple(reasons))
     if busy:
         what = f"{host} is busy with other programs ({_busy_text(result)})"
-        then = "; whether it is fit cannot be told." if low else "; nothing is wrong as far as that can be told."
+        then = "; whether it is fit cannot be decided." if low else "; no fault was found."
         return Verdict(state="busy", title=what + then, rows=rows, reasons=tuple(low))
     known = sum(row.usual is not None for row in rows)
     unknown = "" if known else " so far; there is too little to compare it with"

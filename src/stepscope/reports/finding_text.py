@@ -174,7 +174,7 @@ KINDS = {
     ),
     "no_gradient_exchange": (
         "Ranks train separately",
-        "The ranks of one process group split the data but never exchange gradients: each trains a model of its own.",
+        "The ranks of one process group split the data but never exchange gradients: each trains its own model.",
     ),
     "uneven_batches": (
         "Batches of different size",

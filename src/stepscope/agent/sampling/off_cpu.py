@@ -227,7 +227,7 @@ def _unified_quota(folder: Path) -> _Quota | None:
 def _split_quota(folder: Path) -> _Quota | None:
     quota, period = (_read(f"{folder}/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
     if not (quota.isdigit() and period.isdigit()) or int(period) <= 0:
-        return None  # -1 means that there is none
+        return None  # -1: no quota
     return _Quota(stat=f"{folder}/cpu.stat", unit_ns=1, processors=int(quota) / int(period))
 
 

@@ -46,7 +46,7 @@ class ReceiverFunctions:
 
 
 def receiver_functions(kind: str) -> ReceiverFunctions:
-    """The functions of a type of receiver; ValueError if there is none."""
+    """The functions of a type of receiver; ValueError if the type is unknown."""
     from stepscope.alerts.receivers import alertmanager, pagerduty, slack, webhook
 
     table = {

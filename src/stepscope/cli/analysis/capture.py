@@ -174,7 +174,7 @@ def _check(run_dir: Path) -> None:
 
 @contextmanager
 def _awake_hub(run_dir: Path) -> Iterator[None]:
-    """The hub of a young run on one node starts when somebody connects; later it is there without that."""
+    """The hub of a young run on one node starts when someone connects; later it runs anyway."""
     hub, created_ns = read_hub_file(run_dir), read_meta(run_dir).get("created_wall_ns")
     connection = None
     if hub is not None and isinstance(created_ns, int) and wall_ns() - created_ns < YOUNG_S * 1e9:

@@ -1,6 +1,6 @@
 """``stepscope capture --pid PID``: a trace of processes that Stepscope did not start, analyzed.
 
-Not a command of its own: ``capture`` adds these options to its own and calls ``run_process_capture`` if there is a pid.
+Not a separate command: ``capture`` adds these options to its own and calls ``run_process_capture`` if there is a pid.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ def _test_messages(receiver: str) -> Iterator[Message]:
         since_wall_ns=now_ns,
         opened_wall_ns=now_ns,
         changed_wall_ns=now_ns,
-        advice=("Nothing to do: somebody ran `stepscope alerts test`.",),
+        advice=("Nothing to do: someone ran `stepscope alerts test`.",),
         messages=1,
     )
     over = replace(incident, state="resolved", resolved_wall_ns=now_ns, resolved_why="the test is complete", messages=2)
@@ -429,7 +429,7 @@ def _acknowledge(args: argparse.Namespace) -> int:
     else:
         wanted = [number for number, incident in incidents.items() if incident.state == "open"]
         if not wanted:
-            print(printable(f"{run_dir.name} has no open incident that nobody acknowledged"))
+            print(printable(f"{run_dir.name} has no open incident to acknowledge"))
             return 0
     if not is_active(run_dir):
         print(printable(f"{run_dir.name} is over: nothing more is sent about its incidents, and they stay as they are"))

@@ -169,8 +169,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capture",
         metavar="WHEN",
-        help="off; N: profile a few steps of slow ranks by itself at most N times an hour (default: 4, on GPUs off), "
-        "keep=SIZE: of all traces (default: 2GB)",
+        help="off; N: profile a few steps of slow ranks automatically, at most N times an hour (default: 4, on GPUs "
+        "off), keep=SIZE: of all traces (default: 2GB)",
     )
     parser.add_argument("--quiet", action="store_true", help="print no summary; still write the files")
     parser.add_argument(
@@ -458,7 +458,7 @@ def _is_probably_theirs(words: Sequence[str]) -> bool:
 
 
 def _hint(job: Sequence[str], moved: Sequence[Sequence[str]]) -> str:
-    """What to write if these options were meant for us; empty if there are none."""
+    """What to write if these options were meant for us, or empty."""
     if not moved:
         return ""
     names = " and ".join(dict.fromkeys(words[0].partition("=")[0] for words in moved))

@@ -122,7 +122,7 @@ def _too_much(entries: Sequence[RunEntry], over: Sequence[RunEntry], chosen: set
 
 
 def _why_kept(run_dir: Path) -> str | None:
-    """Looked at again when nobody else can change the run: a tag may have been added meanwhile."""
+    """Checked again when nothing else can change the run: a tag may have been added meanwhile."""
     return "it has a tag" if read_labels(run_dir).tags else None
 
 

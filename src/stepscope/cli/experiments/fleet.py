@@ -157,7 +157,7 @@ def _alert_settings(words: Sequence[str]) -> AlertSettings:
 def _report(document: Mapping[str, Any], settings: AlertSettings, scope: Sequence[str], now_ns: int) -> int:
     """Send what is new since the last time; exit code 1 if a receiver could not be reached.
 
-    ``scope``: the period and the folders.  Each has an account of its own: in a shorter period a suspect may be missing
+    ``scope``: the period and the folders.  Each is tracked separately: in a shorter period a suspect may be missing
     without being over.
     """
     from stepscope.alerts.delivery import Counts, deliver_once, destinations_of

@@ -1,4 +1,4 @@
-"""Archive a run at its end (``stepscope run --archive``), in a process of its own.
+"""Archive a run at its end (``stepscope run --archive``), in a separate process.
 
 The launcher waits for it.  Whatever becomes of it, the exit code is the job's; one line says how to try again.
 """

@@ -7,7 +7,7 @@ is a pipe on which it sends JSON objects, one per line. It inherits nothing else
 The hub is a child of the first node's launcher: where it listens, when it starts, how it ends.
 
 The launcher owns the listening socket. For a job on one node the socket listens on loopback, and the hub starts when
-the job has run for some seconds, so that a short script pays nothing, or when somebody connects; at once if alerts are
+the job has run for some seconds, so that a short script pays nothing, or when someone connects; at once if alerts are
 configured. It judges the run, and loads its server only when this user or root connects. The kernel reports the owner
 of a connection (``hub/transport.py``); connections of other users are closed. For a job on several nodes the hub runs
 from the start. A hub that dies is restarted on the same socket, so that clients that connected in between only wait;
@@ -588,7 +588,7 @@ HUB_STARTS = 5
 FORGIVEN_S = 60.0
 """A hub that lived this long does not count as one that keeps dying."""
 HUB_RETRY_S = 10.0
-"""After that many deaths the next start waits this long: somebody may rely on its alerts."""
+"""After that many deaths the next start waits this long: someone may rely on its alerts."""
 HUB_END_STARTS = 3
 """How often a hub that dies at the end of the job is started again."""
 HUB_END_S = 75.0

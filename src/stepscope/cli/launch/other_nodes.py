@@ -86,7 +86,7 @@ def wait_for_nodes(
 def continue_run(
     root: Path, name: str, about: Mapping[str, Any], *, sleep: Callable[[float], None] = time.sleep
 ) -> RunPaths | None:
-    """Take over the run of a hub that is gone; None if there is none that is unfinished.
+    """Take over the unfinished run of a hub that is gone, or return None.
 
     ``about``: what its ``run.json`` says if it is of the same job. Blocks while it watches whether the run is active.
     """

@@ -768,7 +768,7 @@ def _environment(job: JobOptions, run_dir: Path, session: Path) -> dict[str, str
     environment[ENV_RUN_DIR] = str(run_dir)
     environment[ENV_SESSION] = str(session)
     if job.hub.only:
-        environment[ENV_SWITCH] = "0"  # what waits for the other nodes is no rank
+        environment[ENV_SWITCH] = "0"  # the process that waits for the other nodes is not a rank
     if job.layers is not None:
         environment[ENV_LAYERS] = job.layers
     if job.profile is not None:

@@ -52,7 +52,7 @@ class TeamHub:
 
 
 def load_team_hub(project_dir: Path, environ: Mapping[str, str]) -> TeamHub | None:
-    """The hub that runs are sent to; None if there is none.  UsageError of one line for a mistake.
+    """The hub that runs are sent to, or None.  UsageError of one line for a mistake.
 
     A key that cannot be read is only reported: the job starts, and is recorded without the hub.
     """

@@ -233,7 +233,7 @@ def _sorted_stacks(
             continue
         if between is not None and stack.get("between") not in (None, between):
             continue
-        if stack.get("worker") is True:  # its frames contain no hook of ours
+        if stack.get("worker") is True:  # its frames contain none of our hooks
             frames = _worker_frames(stack.get("frames"))
         else:
             below = phase in WITHIN and not loss

@@ -37,7 +37,7 @@ def without_waiting(view: View) -> View | None:
     """The view as if every rank had always had a processor; None where none waited for a good part of the steps.
 
     From one sample to the next, each step has the mean of them: when in that second a rank waited is not known, and
-    single steps vary by as much.  Their sum is exact: in recordings beside all kinds of load it is within a few percent
+    single steps vary by as much.  Their sum is exact: in recordings under all kinds of load it is within a few percent
     of what the same job takes alone.
     """
     return _once(view, "without_waiting", _without_waiting)

@@ -489,7 +489,7 @@ class Window:
 
     @cached_property
     def unsampled(self) -> NDArray[np.bool_]:
-        """[S]; steady steps in which no rank looked at its layers (that takes time); all of them if there is none."""
+        """[S]; steady steps in which no rank looked at its layers (that takes time); otherwise all of them."""
         plain = self.steady & ~((self.flags & FLAG_SAMPLED) > 0).any(axis=0)
         return plain if plain.any() else self.steady
 

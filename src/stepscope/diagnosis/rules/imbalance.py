@@ -138,7 +138,7 @@ def _step_by_step(view: View, rows: NDArray[np.intp]) -> list[Claim]:
 
 
 def _in_turn(view: View, rows: NDArray[np.intp]) -> Claim | None:
-    """A rotation beside other programs, whose unevenness hides it in single steps: each rank in every n-th step.
+    """A rotation next to other programs, whose unevenness hides it in single steps: each rank in every n-th step.
 
     In the steps of a rank's turn it must be among its longest more often than chance allows, over all ranks together.
     """

@@ -103,7 +103,7 @@ def _told_advice(reported: Mapping[str, int], *, host: bool) -> Iterator[str]:
         )
     others = reported.get("others_bytes", 0)
     if others >= thresholds.OOM_SHARE * max(total, 1):
-        yield f"Other processes hold {bytes_text(others)} of the same GPU: give the job a GPU of its own."
+        yield f"Other processes hold {bytes_text(others)} of the same GPU: give the job its own GPU."
 
 
 class _Held:

@@ -450,7 +450,7 @@ def _more_bytes(view: View, columns: NDArray[np.intp]) -> bool:
     )
 
 
-# Beside other programs every step is uneven, and the rank that has to wait for a processor hides what another one does.
+# Next to other programs every step is uneven, and the rank that has to wait for a processor hides what another does.
 # A rhythm is then looked for in each phase of each rank.
 
 

@@ -130,7 +130,7 @@ def _trends(view: View, left_ns: Floats) -> list[Claim]:
     return [*claims, *([_throughput_drop(view, drops, explained_ns)] if drops else [])]
 
 
-# -- beside other programs --------------------------------------------------------------------------------------------
+# -- next to other programs -------------------------------------------------------------------------------------------
 # Where ranks wait for a processor, that is subtracted, second by second.  What is left is steady, but has few points.
 
 

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 async def change_run(query: Query, change: Callable[[Path], Result]) -> Result:
-    """Call ``change`` with the run's directory, in a thread; ApiError if there is none, or it refuses."""
+    """Call ``change`` with the run's directory, in a thread; ApiError if the run does not exist, or it refuses."""
     path = await query.runs.existing(query.request.path_params["run"])
     if path is None:
         raise ApiError(404, "there is no such run")

@@ -56,7 +56,7 @@ async def incidents_of_run(run: OpenRun) -> dict[str, Any]:
 async def incident_document_of(
     run: OpenRun, number: int, *, logs: bool = True, others: bool = True
 ) -> dict[str, Any] | None:
-    """One incident; None if there is none of that number."""
+    """One incident; None if no incident has that number."""
     made = _MADE.setdefault(run, _Made())
     async with made.lock:
         stamp = (run.over, run.live.judged.step if not run.over else 0, *(stamp_of(run.path / name) for name in _FILES))
@@ -76,7 +76,7 @@ async def incident_document_of(
 
 
 async def _load(run: OpenRun) -> Incidents:
-    from stepscope.incidents.document import incidents_in  # not for hubs that nobody asks
+    from stepscope.incidents.document import incidents_in  # only hubs that are asked for it load it
 
     summary = await run.summary()
     if run.over and not run.leaving:
@@ -98,7 +98,7 @@ async def _list(query: Query) -> Mapping[str, Any]:
 
 
 async def _incident(query: Query) -> Mapping[str, Any]:
-    from stepscope.incidents.text import incident_markdown  # not for hubs that nobody asks
+    from stepscope.incidents.text import incident_markdown  # only hubs that are asked for it load it
 
     text = query.request.path_params["number"]
     if not text.isascii() or not text.isdecimal() or len(text) > 9:

@@ -200,7 +200,7 @@ class Family:
 
 
 def labels_text(labels: Mapping[str, object]) -> str:
-    """Return labels as they stand in the text format, cleaned and escaped."""
+    """Return labels in the text format, cleaned and escaped."""
     return ",".join(f'{name}="{_label(text)}"' for name, text in labels.items())
 
 

@@ -263,7 +263,7 @@ def _rank(text: str) -> int:
 
 
 def _difference(state: ViewState, rank: int, peer: int) -> Mapping[str, Any]:
-    from stepscope.reports.page.trace_views import difference_parts  # not for hubs that nobody asks
+    from stepscope.reports.page.trace_views import difference_parts  # only hubs that are asked for it load it
 
     try:
         raw = {str(number): msgspec.json.decode(state.path(raw_file(number)).read_bytes()) for number in (rank, peer)}
@@ -286,7 +286,7 @@ def _compared(record: CaptureRecord, before: TraceFolder) -> tuple[int, int]:
 
 
 def _since_baseline(now: ViewState, before: ViewState, rank: int, peer: int) -> Mapping[str, Any]:
-    from stepscope.reports.page.trace_views import compared_parts  # not for hubs that nobody asks
+    from stepscope.reports.page.trace_views import compared_parts  # only hubs that are asked for it load it
 
     try:
         raw, old = (

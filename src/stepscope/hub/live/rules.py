@@ -310,7 +310,7 @@ class Pace:
     least_s: float
     """The shortest time between two evaluations."""
     most_s: float
-    """The longest, however long an evaluation takes: somebody may wait for an alert."""
+    """The longest, however long an evaluation takes: someone may be waiting for an alert."""
     share: float
     """The share of the time that evaluations may take."""
     tick_s: float
@@ -321,7 +321,7 @@ class Pace:
 
 
 ATTENDED = Pace(least_s=1.0, most_s=float("inf"), share=0.1, tick_s=0.25)
-"""While somebody may read the run."""
+"""While someone may be reading the run."""
 UNATTENDED = Pace(least_s=5.0, most_s=20.0, share=0.005, tick_s=2.0)
 """While a hub is alone with its run: it shares the machine with the training, and agents write every two seconds."""
 CONFIRM_S = 2.0

@@ -1,13 +1,13 @@
 """Views of traces for readers of a hub: made once by a worker process, kept on disk, served as bytes.
 
     desk = TraceDesk()
-    await desk.expect()                                        # somebody may open traces soon
+    await desk.expect()                                        # someone may open traces soon
     state = await desk.view(folder.files, name="traces")       # {"state": "reading", …}, or done
     state.path(PAGE)                                           # of what the worker wrote
 
 The hub itself reads no trace and parses no view: the worker (``worker.py``) writes each answer as a file, into a folder
 of the user's cache that is named after the state of the files. One worker runs at a time; others wait. A worker that
-nobody asks about any more is ended. While somebody reads traces, the next worker is started ahead, because loading its
+nobody asks about any more is ended. While someone reads traces, the next worker is started ahead, because loading its
 modules takes as long as its work. Without a cache the views are in a temporary folder that ``close`` removes.
 """
 
@@ -48,16 +48,16 @@ class DeskLimits:
     worker_s: float = 900.0
     """A worker that takes longer is ended."""
     unwatched_s: float = 60.0
-    """So is one that nobody has asked about for so long."""
+    """So is one that nobody has asked about for this long."""
     retry_s: float = 5.0
     """How long a failure is repeated before another request tries again."""
     memory_bytes: int = 4 << 30
     """Of the worker, and of each process that it reads files in."""
     nice: int = 5
     """Its priority, lower than the hub's: a person waits for it, but training may run next to it.  With 10 a trace of
-    3 MB took 52 s beside work that kept all cores busy."""
+    3 MB took 52 s next to work that kept all cores busy."""
     ahead_s: float = 300.0
-    """A worker that was started ahead is ended when nobody has asked about traces for so long."""
+    """A worker that was started ahead is ended when nobody has asked about traces for this long."""
     most_views: int = 64
     most_bytes: int = 4 << 30
     """Of the views on disk; those of the longest unused traces are removed."""
@@ -119,12 +119,12 @@ class TraceDesk:
         self._jobs: dict[tuple[Path, str], _Job] = {}
         self._working: asyncio.Lock | None = None
         self._expected_s = 0.0
-        """When somebody last asked about traces."""
+        """When someone last asked about traces."""
         self._ahead: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
 
     async def expect(self) -> None:
-        """Start a worker ahead: somebody may open traces soon."""
+        """Start a worker ahead: someone may open traces soon."""
         self._expected_s = self._clock()
         if self._keeping is None or self._keeping.done():
             self._keeping = asyncio.create_task(self._keep_ahead())
@@ -253,7 +253,7 @@ class TraceDesk:
         )
 
     async def _keep_ahead(self) -> None:
-        """Have a worker ready for as long as somebody asks about traces."""
+        """Have a worker ready for as long as someone asks about traces."""
         try:
             while (left_s := self._expected_s + self._limits.ahead_s - self._clock()) > 0:
                 working = self._working is not None and self._working.locked()

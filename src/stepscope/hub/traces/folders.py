@@ -61,7 +61,7 @@ def trace_folders(root: Path) -> list[TraceFolder]:
 
 
 def trace_folder(root: Path, id_: str) -> TraceFolder | None:
-    """The folder with that ID; None if there is none."""
+    """The folder with that ID, or None."""
     path = next((path for known, path in _places(root) if known == id_), None)
     return None if path is None else _folder(id_, path)
 

@@ -146,7 +146,7 @@ def _analyzed(task: Task, options: Options) -> JobAnalysis:
 
 
 def _write_views(job: JobAnalysis, name: str, out: Path) -> None:
-    """The page comes first: the other ranks are written while somebody reads it."""
+    """The page comes first: the other ranks are written while someone reads it."""
     from stepscope.reports.page.trace_views import rank_parts, trace_page
     from stepscope.reports.trace import document_of
 

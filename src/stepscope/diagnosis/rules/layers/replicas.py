@@ -10,7 +10,7 @@ Ranks that average their weights every few steps instead (Local SGD) differ in b
 by the collectives: a few steps exchange as many bytes as the model has, most steps nothing.
 
 ``no_gradient_exchange``: ranks of one process group that split the data and never exchange anything of that size.  No
-wrapper says that their models should be equal, so checksums are not compared; each trains a model of its own.
+wrapper says that their models should be equal, so checksums are not compared; each trains its own model.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def is_expert(name: str) -> bool:
 # -- exchange of gradients --------------------------------------------------------------------------------------------
 
 ALONE_ADVICE = (
-    "Each rank trains a model of its own on its part of the data, and a checkpoint has only one of them: stop the job.",
+    "Each rank trains its own model on its part of the data, and a checkpoint has only one of them: stop the job.",
     "Wrap the model in torch.nn.parallel.DistributedDataParallel (also on a CPU), and call that, not its module.",
 )
 
