@@ -170,7 +170,8 @@ def table(figures: Mapping[str, Figure], budget: Mapping[str, Budget]) -> str:
             continue
         measured = f"**{_number(figure.value)} {wanted.unit}** ({_number(figure.low)} to {_number(figure.high)})"
         limit = "–" if wanted.limit is None else f"{_number(wanted.limit)} {wanted.unit}"
-        lines.append(f"| {wanted.about} | {measured} | {_number(wanted.goal)} {wanted.unit} | {limit} |")
+        goal = f"{_number(wanted.goal)} {wanted.unit}" + (": missed" if figure.value > wanted.goal else "")
+        lines.append(f"| {wanted.about} | {measured} | {goal} | {limit} |")
     return "\n".join(lines)
 
 
@@ -198,9 +199,10 @@ def _page_parts(budget: Mapping[str, Budget]) -> dict[str, str]:
         parts[path.stem.removeprefix("cost-")] = f"{document['machine']}, {document['date']}:\n\n" + table(
             figures, budget
         )
-        if (hooks := figures.get("hooks_us")) is not None:
+        hooks, share = figures.get("hooks_us"), figures.get("hooks_share")
+        if hooks is not None and share is not None:
             parts["cpu-line"] = (
-                f"+{hooks.value:.0f} µs of CPU time per step of 0.7 to 1.3 ms "
+                f"+{hooks.value:.0f} µs of CPU time per step of 0.7 to 1.3 ms, {_number(share.value)}% "
                 f"({document['machine'].partition(', Python')[0]}, {document['date']})"
             )
     return parts
