@@ -25,7 +25,7 @@ def test_the_table_has_what_was_measured() -> None:
     rows = cost.table({"hooks": Figure(value=39.4, low=36.0, high=1042.0)}, BUDGET).splitlines()
     assert rows[2:] == ["| all hooks | **39 µs** (36 to 1,042) | 20 µs: missed | 80 µs |"]
     rows = cost.table({"hooks": Figure(value=20.0, low=18.0, high=22.0)}, BUDGET).splitlines()
-    assert rows[2:] == ["| all hooks | **20 µs** (18 to 22) | 20 µs | 80 µs |"]
+    assert rows[2:] == ["| all hooks | **20 µs** (18.0 to 22) | 20 µs | 80 µs |"]
 
 
 def test_only_what_is_between_markers_of_known_parts_is_replaced() -> None:
