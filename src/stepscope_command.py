@@ -1,4 +1,4 @@
-"""Entry point of the command ``stepscope``: loads the package beside this file, whatever else has that name.
+"""Entry point of the command ``stepscope``: loads the package next to this file, whatever else has that name.
 
 A user's own ``stepscope.py`` on PYTHONPATH comes before installed packages.  This module has another name, so that it
 is found, and then it does not search.

@@ -85,7 +85,7 @@ class StepTable:
     timed: NDArray[np.bool_] | None = None
     """[N]; whether the step was timed on the device."""
     _zeros: dict[str, NDArray[Any]] = field(default_factory=dict, init=False, repr=False)
-    """Columns that are missing in ``plain``, once somebody asked for them: every rank's view is a slice of one."""
+    """Columns that are missing in ``plain``, once they were requested: every rank's view is a slice of one."""
 
     def __post_init__(self) -> None:
         for column in (self.step, *self.plain.values(), self.phase_ns, self.device_ns, self.timed):
@@ -368,7 +368,7 @@ class Grid:
 
 
 def _rows_of(table: StepTable, steps: NDArray[np.int64], there: NDArray[np.bool_] | None) -> NDArray[np.intp]:
-    """[R, S]; row of each rank and step; -1 where there is none."""
+    """[R, S]; row of each rank and step; -1 without a row."""
     rows = np.full((table.ranks, len(steps)), -1, np.intp)
     for rank, (begin, end) in enumerate(zip(table.first[:-1].tolist(), table.first[1:].tolist(), strict=True)):
         own = table.step[begin:end]

@@ -45,7 +45,7 @@ class Incidents:
         )
 
     def document(self, number: int, *, logs: bool = True, others: bool = True) -> dict[str, Any] | None:
-        """One incident; None if there is none of that number.  ``logs`` and ``others``: see ``inputs_of``."""
+        """One incident; None if no incident has that number.  ``logs`` and ``others``: see ``inputs_of``."""
         inputs = inputs_of(
             self.run_dir,
             self.run,

@@ -189,7 +189,7 @@ class Inputs:
     """Those of the run, the oldest first."""
     good: GoodRun | None = None
     good_note: str = ""
-    """Why there is none, or how it was chosen."""
+    """How it was chosen, or why none was."""
     earlier: Sequence[EarlierIncident] = ()
     scanned: int = 0
     """Runs in which earlier incidents were searched."""

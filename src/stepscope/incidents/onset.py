@@ -35,7 +35,7 @@ SPREADS = 5.0
 LEAST_SHARE = 0.1
 """… and at least this share of it."""
 SUSTAINED = 4
-"""So many of six steps must be unusual for a first sign: a single slow step is none."""
+"""This many of six steps must be unusual for a first sign: a single slow step is not one."""
 
 
 def series_of(run: RunData, attempt: int) -> list[RankSeries]:

@@ -117,7 +117,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _numbered_lines(path: Path) -> list[tuple[int, dict[str, Any]]] | None:
-    """The JSON objects of a file with the numbers of their lines, up to a limit; None: there is no file."""
+    """The JSON objects of a file with the numbers of their lines, up to a limit; None without a file."""
     found: list[tuple[int, dict[str, Any]]] = []
     try:
         with open_file(path) as file:
@@ -150,7 +150,7 @@ def inputs_of(
     logs: bool = True,
     others: bool = True,
 ) -> Inputs | None:
-    """Everything about one incident; None if there is none of that number.
+    """Everything about one incident; None if no incident has that number.
 
     ``summary``: of the run, as far as it has one.  ``logs``: with lines of logs.  ``others``: with other runs of the
     folder, which not every reader may see.
@@ -195,7 +195,7 @@ def inputs_of(
 
 
 def _goodput(summary: Mapping[str, Any]) -> str | None:
-    """The line of the run's ledger; None if the summary has none, or not one of ours."""
+    """The line of the run's ledger; None if the summary has none, or an invalid one."""
     ledger = summary.get("goodput")
     names = ("goodput", "seconds", "restarts", "lost_steps")
     good = isinstance(ledger, Mapping) and all(isinstance(ledger.get(name), int | float) for name in names)
@@ -421,7 +421,7 @@ class _Folder:
         return cls(run=run, run_dir=run_dir, runs=tuple(runs), left_out=len(begun) - len(runs))
 
     def good_run(self, incident: Incident, summary: Mapping[str, Any], world_size: int) -> tuple[GoodRun | None, str]:
-        """The newest good run of the job, and what differs; otherwise why there is none."""
+        """The newest good run of the job, and what differs; otherwise why none was found."""
         if not self.runs:
             return None, "There is no earlier run in the folder to compare with."
         command = _words(self.run.meta)

@@ -4,6 +4,6 @@
     exporter.py   what every tool's file provides, the tools by name, and the loop that feeds them
     TOOL.py       one file per tool; its library is loaded only there
 
-Everything runs in a process of its own, never in a training process: a tool that is slow, fails or hangs delays
+Everything runs in a separate process, never in a training process: a tool that is slow, fails or hangs delays
 nothing.
 """

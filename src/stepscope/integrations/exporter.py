@@ -3,7 +3,7 @@
     destinations = parse_destinations(["tensorboard:logs,wandb"])
     await export(feed, destinations, …)
 
-A destination is ``TOOL`` or ``TOOL:WHERE``.  Each tool is called in a thread of its own, so that one that hangs delays
+A destination is ``TOOL`` or ``TOOL:WHERE``.  Each tool is called in its own thread, so that one that hangs delays
 no other.  While a run is followed, a call that fails is repeated; what comes meanwhile waits, in bounded number.  A
 tool that does not recover is left out from there on, with one message.
 """

@@ -9,7 +9,7 @@ GPUs of the first nodes.  Names are those of the semantic conventions where thes
 ``hw.temperature``, ``host.*``, ``process.*``, ``vcs.*``), else ``stepscope.*``.
 
 Findings are log records when they appear and when they are over.  Hangs and captures, once they are over, are spans of
-one trace per run.  There is no span as long as a run, which a killed job would never send.
+one trace per run.  No span covers a whole run, because a killed job would never send it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights & Biases: a run beside the script's own, linked to it; also offline (``WANDB_MODE=offline``).
+"""Weights & Biases: a run next to the script's own, linked to it; also offline (``WANDB_MODE=offline``).
 
 The script's own run belongs to its process: W&B lets a second process write to it only online, and only if the script
 itself chose shared mode.  Ours is a new run in the script's project and group, whose configuration and notes name the

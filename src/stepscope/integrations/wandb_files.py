@@ -46,7 +46,7 @@ class ScriptRun:
 
 
 def find_script_run(folder: Path, since_wall_ns: int, environ: Mapping[str, str]) -> ScriptRun | None:
-    """Return the first run that began since then below a folder, or ``WANDB_DIR``; None if there is none."""
+    """Return the first run that began since then below a folder, or ``WANDB_DIR``, or None."""
     parent = Path(environ.get("WANDB_DIR", "") or folder)
     paths = [path for place in ("wandb", ".wandb") for path in (parent / place).glob("*run-*/run-*.wandb")]
     recent = [path for path in sorted(paths)[-MOST_FOLDERS:] if path.stat().st_mtime_ns >= since_wall_ns]

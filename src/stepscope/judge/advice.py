@@ -6,7 +6,7 @@
     )
     advice_for(LOADING, phase="input", host="node-1")     # ("Read node-1 first.",)
 
-A table stands beside the rule that uses it.
+A table is next to the rule that uses it.
 """
 
 from __future__ import annotations

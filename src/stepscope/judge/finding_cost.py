@@ -65,7 +65,7 @@ anything else faster gains nothing."""
 WRONG_NUMBERS = frozenset({"loss_nan", "nan_gradients", "replica_desync", "no_gradient_exchange"})
 """Kinds that say that training computes something other than it should: however fast, it is in vain."""
 ENDS_THE_JOB = frozenset({"memory_creep", "ram_pressure"})
-"""Kinds that say that the job will end before it is done.  Device memory that is full but does not grow is none."""
+"""Kinds that say that the job will end before it is done.  Device memory that is full but does not grow is not one."""
 
 
 def finding_order(finding: Finding) -> tuple[int, int, float]:

@@ -510,7 +510,7 @@ CREEP_EPOCH_AWAITED = 50_000
 CREEP_FLOORS_STEPS = 1_000
 """Where there are no epochs: the part of the run that fills caches."""
 CREEP_FLOORS_LENGTH = 5
-"""The run must be so many times as long as that part: then slowing down shows."""
+"""The run must be this many times as long as that part: then slowing down shows."""
 CREEP_BLOCKS = 24
 """Stretches whose lowest points are compared: the low points of a sawtooth do not rise; and 24 successive rises are
 significant (z = 6.8) for any number of ranks."""

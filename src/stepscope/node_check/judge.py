@@ -1,4 +1,4 @@
-"""Whether a node is fit: its figures beside its own past and its peers, robustly; no I/O.
+"""Whether a node is fit: its figures compared with its past and its peers, robustly; no I/O.
 
 A figure is too low if it is below the median of what it is compared with by a share that depends on what it measures,
 and by several times their spread (median absolute deviation). A node with a quota or that was stopped while it was

@@ -1,7 +1,7 @@
-"""What is measured, each in a process of its own: ``python -m stepscope.node_check.loads NAME SECONDS WHERE``.
+"""What is measured, each in a separate process: ``python -m stepscope.node_check.loads NAME SECONDS WHERE``.
 
 Each prints one line of JSON: ``rates``, of short rounds, and how long the process itself was kept from running, because
-that says whether a low rate is the node's or comes from its neighbors. A process of its own can be killed if a driver
+that says whether a low rate is the node's or comes from its neighbors. A separate process can be killed if a driver
 or a file system never answers, and leaves no context on a GPU. The file of the disk test has no name, so nothing is
 left if it is killed.
 

@@ -3,7 +3,7 @@
     $XDG_STATE_HOME/stepscope/probe.jsonl     the last checks of this user on every host (the folder may be shared)
     FOLDER/HOST.json                          the newest result of each node
 
-Everything that is read is bounded, and what is no result of ours is passed over: a shared folder may hold anything.
+Everything that is read is bounded, and what is not one of our results is skipped: a shared folder may hold anything.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_peers(folder: Path, own: str) -> list[dict[str, Any]]:
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """Return the results in a file (what ``--json`` printed, or several); UsageError if there are none."""
+    """Return the results in a file (what ``--json`` printed, or several); UsageError if it has none."""
     found = _results_in(path)
     if not found:
         raise UsageError(f"{path} holds no result of `stepscope probe --json`")

@@ -1,6 +1,6 @@
 """The built page: its files as the hub serves them, and the page as one file with the data of a report inside.
 
-Building a wheel or ``make page`` creates the files (web/build_page.py). Where that failed there are none, everything
+Building a wheel or ``make page`` creates the files (web/build_page.py). Where that failed they are missing, everything
 else works, and ``unbuilt.txt`` has the reason. Names contain a checksum, so a browser may cache the files forever; only
 ``index.html`` is requested again.
 

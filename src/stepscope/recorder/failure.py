@@ -40,7 +40,7 @@ JUST_OVER_NS = 60 * 10**9
 def watch_end(known: Callable[[], Recorder | None], run_dir: Path, *, helper: bool) -> None:
     """Record how this process ends; ``helper``: a rank started it, so its end matters only if it trained after all.
 
-    ``known``: returns the recorder, or None as long as there is none.
+    ``known``: returns the recorder, or None before there is one.
     """
     earlier = sys.excepthook
     pid = os.getpid()
@@ -117,7 +117,7 @@ def record_failure(recorder: Recorder | None, run_dir: Path, error: BaseExceptio
 
 @failsafe
 def _keep_memory(recorder: Recorder, run_dir: Path, error: BaseException, account: dict[str, Any]) -> None:
-    """If memory ran out: add what held it to the account, and keep the state of CUDA's allocator beside it.
+    """If memory ran out: add what held it to the account, and keep the state of CUDA's allocator next to it.
 
     A dying process holds the rest of the job up for it: 2 s at most, and the time to write a bounded file.
     """

@@ -85,7 +85,7 @@ def _is_from_signal(error: Exception) -> bool:
 
     Everything that a hook calls itself is ours to answer for: our code, and that of torch and of the standard library,
     which is in the traceback, too; even a property of the script, if we were to call one, because the script did not.
-    A signal handler is what nobody called: a function that got a signal number and the frame that was interrupted,
+    A signal handler is a function that nobody called: one that got a signal number and the frame that was interrupted,
     wherever it is defined, or that is installed as a handler now.
     """
     trace = error.__traceback__
@@ -129,7 +129,7 @@ def _is_handler(code: CodeType) -> bool:
 def warn(message: str) -> None:
     """Print one line for the user, bypassing ``sys.stderr`` so that it cannot raise in the script.
 
-    Where the script has no standard error, descriptor 2 may be a file of its own.
+    Where the script has no standard error, descriptor 2 may be one of its files.
     """
     try:
         if any(type(stream) is TextIOWrapper and stream.fileno() == 2 for stream in (sys.stderr, sys.__stderr__)):
@@ -139,7 +139,7 @@ def warn(message: str) -> None:
 
 
 def above_standard_streams(fd: int) -> int:
-    """The same file under a number that is none of the standard streams', which the script may have closed."""
+    """The same file under a number above the standard streams', which the script may have closed."""
     if fd > 2:
         return fd
     above = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)

@@ -133,7 +133,7 @@ SLOW_TIMES = 3
 SLOW_STEPS = 16
 """… at least so many steps."""
 LONG_ANYWAY = FLAG_SAMPLED | FLAG_EPOCH_START | FLAG_CAPTURED
-"""Steps that take long because layers are sampled, the loader's workers start, or a profiler of ours is active."""
+"""Steps that take long because layers are sampled, the loader's workers start, or our profiler is active."""
 
 
 class RootSearch(Protocol):
@@ -548,7 +548,7 @@ class Recorder:
             self._attend_at = 0
 
     def _write_trail(self, *, at_end: bool = False) -> None:
-        """Write where the gradients of the last steps stopped being numbers, if a value was seen that is none."""
+        """Write where the gradients of the last steps stopped being numbers, if such a value was seen."""
         if self.trail is not None and self.trail.wanted and self.layers is not None and not self.capturing:
             ring, compiled = self._ring_in_memory(), self._compiled > 0
             self.layers.write_trail(self.trail, self.objects.roots, ring, compiled=compiled, at_end=at_end)

@@ -6,7 +6,7 @@ Who says what to whom:
     hub                   CaptureOrder      to the agents of all nodes: these ranks, from this step on
     agent                 the same order    next to the ring of each of its ranks (``records/paths.py``); the ring's
                                             request word tells the rank to read it after its current step
-    rank                  CaptureReport     how far it is; beside it the trace, once it is written
+    rank                  CaptureReport     how far it is; next to it the trace, once it is written
     hub                   CaptureRecord     ``captures/ID/capture.json``: everything about it, with what was found
 
 All ranks of the job get the order: those that are not profiled wait for those that are, so the steps are marked
@@ -56,7 +56,7 @@ REASONS: tuple[CaptureReason, ...] = get_args(CaptureReason)
 CaptureState = Literal["waiting", "profiling", "written", "delivered", "failed"]
 """Of a rank.  ``written``: the rank has written its trace; ``delivered``: it is in the run's folder on node 0."""
 RankChoice = Literal["worst", "all", "listed"]
-"""``worst``: the rank that a finding names, or else the one with the most work of its own, and a median rank."""
+"""``worst``: the rank that a finding names, or else the one that works longest, and a median rank."""
 RecordState = Literal["ordered", "profiling", "delivering", "analyzing", "done", "failed"]
 STATES: tuple[RecordState, ...] = get_args(RecordState)
 

@@ -286,8 +286,8 @@ def rank_runs(ranks: Iterable[int], own: int) -> list[list[int]]:
 
 
 # -- Progress ---------------------------------------------------------------------------------------------------------
-# A step of ours in the words of the framework: its number in the framework's logs, and its epoch.  The fact
-# ``progress`` has pairs of a step of ours and the number, or the epoch, that began with it.  Facts come from files of
+# A Stepscope step in the words of the framework: its number in the framework's logs, and its epoch.  The fact
+# ``progress`` has pairs of a Stepscope step and the number, or the epoch, that began with it.  Facts come from files of
 # any origin; what does not fit is not known (None).
 
 

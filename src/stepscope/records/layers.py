@@ -1,6 +1,6 @@
 """What a sampled step shows of the model's layers: their time, memory, gradients and checksums.
 
-The recorder writes two kinds of lines to ``PID.layers`` beside its ring, and the agent moves them to ``layers.jsonl``:
+The recorder writes two kinds of lines to ``PID.layers`` next to its ring, and the agent moves them to ``layers.jsonl``:
 a *model* (the tree of modules; once, and again when the model changes) and a *sample* for each sampled step.  All lists
 of a sample have one entry for each module of its model, in the same order; null where nothing is known.  A module's
 bytes, norms and checksum are those of the parameters that it owns itself, without its children; ``forward_us`` is the
@@ -198,7 +198,7 @@ class MemoryAccount:
     snapshot: str | None
     """The file of the run in which the allocator's state is."""
     snapshot_problem: str
-    """Why there is none."""
+    """Why there is no snapshot."""
 
 
 def read_memory(raw: Any) -> MemoryAccount | None:

@@ -155,7 +155,7 @@ FLAG_REPLAYED = 64
 FLAG_SAMPLED = 128
 """The layers were looked at in this step and not in its neighbors, which makes it longer."""
 FLAG_CAPTURED = 256
-"""A profiler of ours was starting, running or writing on some rank of the job during this step."""
+"""A profiler of Stepscope was starting, running or writing on some rank of the job during this step."""
 
 SLOT_HEAD = struct.Struct("<IHHQ")
 """zero, kind, flags, seq."""

@@ -422,7 +422,7 @@ def _price_parts(finding: Mapping[str, Any], *, over: bool) -> list[str]:
         lost = _loss_text(cost, evidence, over=over)
         return [lost, *spent] if lost else []
     if is_stop(kind):
-        # While a job hangs, a clock beside it counts the seconds.
+        # While a job hangs, a clock next to it counts the seconds.
         stood = over and cost.get("seconds")
         return [f"{duration_text(cost['seconds'])} without progress", *spent] if stood else []
     parts = () if kind == "insufficient_data" else _price(cost, over=over, of=TRAINING)

@@ -94,7 +94,7 @@ def parts_line(parts: Mapping[str, float], seconds: float) -> list[str]:
 
 
 def goodput_view(ledger: Any) -> dict[str, Any] | None:
-    """The ledger of a summary, which may be of another version, as the page draws it; None: there is none.
+    """The ledger of a summary, which may be of another version, as the page draws it, or None.
 
     ``parts``: of the whole run; ``attempts``: the last ones, each with its own parts in the order in which they are
     drawn; ``longest_s``: the duration of a whole bar; ``notes``: sentences about lost and unsaved steps.
@@ -139,7 +139,7 @@ def _parts_view(parts: Mapping[str, float], of: float) -> list[dict[str, Any]]:
 
 
 def advice_view(advice: Any) -> dict[str, Any] | None:
-    """The advice after a failure of a summary, which may be of another version; None: there is none."""
+    """The advice after a failure of a summary, which may be of another version, or None."""
     if not isinstance(advice, Mapping) or not isinstance(advice.get("text"), str) or not advice["text"]:
         return None
     text, evidence = advice["text"], advice.get("evidence")

@@ -39,7 +39,7 @@ _NORMS = ("grad_norm", "weight_norm", "update_ratio")
 
 
 def choose_sample(records: LayerRecords, *, rank: int | None = None, step: int | None = None) -> LayerSample | None:
-    """Return the sample to show, of the last attempt; None if there is none, or none of that rank.
+    """Return the sample to show, of the last attempt; None without one, or without one of that rank.
 
     Without a ``rank``: the rank that holds most, of those that ran out of memory if there are any.  A rank's sample is
     its last one, with a ``step`` the last one up to it, or else its first.

@@ -62,7 +62,7 @@ class RunTimeline:
 
 
 def chosen_steps(run: RunData, findings: Sequence[Document], wanted: tuple[int, int] | None) -> tuple[int, int, str]:
-    """Return the first and last step to draw, and a sentence about the choice; ValueError: there are none."""
+    """Return the first and last step to draw, and a sentence about the choice; ValueError without steps."""
     numbers = [
         (int(series.steps["step"][0]), int(series.steps["step"][-1])) for series in run.ranks if len(series.steps)
     ]
@@ -90,7 +90,7 @@ def chosen_steps(run: RunData, findings: Sequence[Document], wanted: tuple[int, 
 
 
 def run_timeline(run: RunData, findings: Sequence[Document], wanted: tuple[int, int] | None = None) -> RunTimeline:
-    """Build the timeline; ``findings`` as in ``summary.json``; ValueError: why there is none."""
+    """Build the timeline; ``findings`` as in ``summary.json``; ValueError: why there is no timeline."""
     first, last, note = chosen_steps(run, findings, wanted)
     chosen = [(series, _rows(series, first, last)) for series in sorted(run.ranks, key=_order)]
     chosen = [(series, rows) for series, rows in chosen if len(rows)]

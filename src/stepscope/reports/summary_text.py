@@ -355,7 +355,7 @@ def _status(summary: Summary) -> str:
 
 
 def _throughput(summary: Summary) -> list[str]:
-    """Our figures, and those that the script notes itself; what its framework logs has a line of its own."""
+    """Our figures, and those that the script notes itself; what its framework logs has a separate line."""
     found, metrics = summary["throughput"], summary["metrics"]
     noted = dict.fromkeys(name for name in found.get("logged", found.get("said", {})).values() if name in metrics)
     parts = [f"{cut(name, 40)} {metrics[name]['last']:.4g} (noted by the script)" for name in noted]

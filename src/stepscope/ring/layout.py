@@ -136,7 +136,7 @@ THREADS_WORD = 14
 STACKS_WORD = 15
 STACKS_FD_SHIFT = 8
 REQUESTS_WORD = 44
-"""In the gap after the names of phases, on a cache line of its own."""
+"""In the gap after the names of phases, on a separate cache line."""
 
 NAMES_OFFSET = 128
 NAME_BYTES = 32

@@ -129,13 +129,13 @@ SCHEMAS: Mapping[str, PublicDocument] = {
 
 
 def document_type(name: str) -> Any:
-    """Return the type that describes a document; KeyError if there is none of that name."""
+    """Return the type that describes a document; KeyError if the name is unknown."""
     module, _, own = SCHEMAS[name].type.partition(":")
     return getattr(import_module(module), own)
 
 
 def json_schema(name: str) -> dict[str, Any]:
-    """Return the JSON schema of a document; KeyError if there is none of that name."""
+    """Return the JSON schema of a document; KeyError if the name is unknown."""
     import msgspec  # only readers of schemas need it
 
     document = SCHEMAS[name]

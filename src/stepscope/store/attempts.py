@@ -33,7 +33,7 @@ SLACK_NS = 10**9
 """An end noticed this long after another process began still counts as before it: the clocks of two hosts differ a
 little, and ends are noticed late.  Restarting a rank takes longer."""
 _END, _GONE, _BEGIN = 0, 1, 2
-"""When a process may have ended, for who has its rank next; when it had ended, for all others; when one began."""
+"""When a process may have ended, for the next one of its rank; when it had ended, for all others; when one began."""
 
 
 @dataclass(frozen=True, kw_only=True)

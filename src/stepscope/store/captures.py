@@ -159,7 +159,7 @@ def make_capture_folder(run_dir: Path, capture: str) -> Path:
 
 
 def read_capture(run_dir: Path, capture: str) -> CaptureRecord | None:
-    """The record of one capture; None if there is none that can be read."""
+    """The record of one capture, or None if it cannot be read."""
     folder = _folder(run_dir, capture)
     if folder is None:
         return None
@@ -198,7 +198,7 @@ def _written_ns(run_dir: Path, name: str) -> int:
 
 
 def read_analysis(run_dir: Path, capture: str) -> dict[str, Any] | None:
-    """The document of ``analysis.json``; None if there is none that can be read."""
+    """The document of ``analysis.json``, or None if it cannot be read."""
     folder = _folder(run_dir, capture)
     if folder is None:
         return None
@@ -256,7 +256,7 @@ def trace_sizes(run_dir: Path, capture: str) -> dict[str, int]:
 
 
 def open_trace(run_dir: Path, capture: str, name: str) -> BinaryIO:
-    """Open a trace of a capture; FileNotFoundError if there is none of this name, OSError if it cannot be read."""
+    """Open a trace of a capture; FileNotFoundError if the name is unknown, OSError if it cannot be read."""
     folder = _folder(run_dir, capture)
     if folder is None or _TRACE.fullmatch(name) is None:
         raise FileNotFoundError(name)

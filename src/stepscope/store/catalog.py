@@ -166,7 +166,7 @@ def delete_run(
 ) -> None:
     """Delete a run and its session; RunError, and nothing is changed, if it is or may be in use.
 
-    ``unless``: returns a reason not to delete it, when nobody else can begin to change it.
+    ``unless``: returns a reason not to delete it, when nothing else can begin to change it.
 
     ``watch``: a run recorded on another machine that was never sealed is watched to see whether it is still recorded,
     which can take long; without it such a run is not deleted.
@@ -182,7 +182,7 @@ def delete_run(
             locks.enter_context(locked(run_dir, wait_s=0.0))
             if (run_dir / INBOX).is_dir():
                 locks.callback(os.close, take_lock(run_dir / INBOX))
-            # Again, now that nobody else can begin to work on it.
+            # Again, now that nothing else can begin to work on it.
             if why := _in_use(run_dir, read_meta(run_dir), watch=False, progress=progress, seen=True) or unless():
                 raise RunError(f"{run_dir} was not deleted: {why}")
             session = session_of(run_dir, meta)

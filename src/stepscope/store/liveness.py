@@ -371,7 +371,7 @@ def processes_alive(run_dir: Path) -> bool:
     try:
         return agent_alive(read_jsonl(run_dir / EVENTS)[0]) is True
     except OSError:
-        return False  # not a file of ours; loading the run reports it
+        return False  # not one of our files; loading the run reports it
 
 
 def node_silent(node: NodeInfo, now_ns: int) -> bool:

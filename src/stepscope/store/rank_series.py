@@ -250,8 +250,8 @@ class Assembled:
 def assemble_ranks(rings: Sequence[RingRecords], *, among: Sequence[RankSeries] = ()) -> Assembled:
     """Build the series of all rings; ``among`` are series that already exist and that these join.
 
-    A process that trained for a rank while its parent was that rank (a search in a forked child, say) is no rank and no
-    attempt of its own: only a notice reports it.
+    A process that trained for a rank while its parent was that rank (a search in a forked child, say) is not a rank or
+    a separate attempt: only a notice reports it.
     """
     notices: list[str] = []
     given, parents = rings, _trained(rings, among)
@@ -331,7 +331,7 @@ def trainer_key(identity: RankIdentity, pid: int) -> TrainerKey:
 
 
 def _is_helper(ring: RingRecords, parents: Collection[TrainerKey]) -> bool:
-    """Whether one of ``parents`` started it; 0 is nobody, and in a damaged file a process may name itself."""
+    """Whether one of ``parents`` started it; 0 is no process, and in a damaged file a process may name itself."""
     identity = ring.about.identity
     return identity.started_by not in (0, ring.about.pid) and trainer_key(identity, identity.started_by) in parents
 

@@ -4,7 +4,7 @@
     $XDG_STATE_HOME/stepscope/hubs/HOST.json      address and token of the user's hub on that host, while it runs
 
 Without ``XDG_STATE_HOME`` it is ``~/.local/state``.  Only the user can read these files, and files of others are
-ignored.  Each folder has a file of its own, so that launchers that start at the same time need no lock.  A home
+ignored.  Each folder has its own file, so that launchers that start at the same time need no lock.  A home
 directory may be shared by many hosts: a folder that does not exist here is forgotten only by the host that named it.
 
 The launcher imports it: keep it light.
@@ -72,7 +72,7 @@ def split_run_id(text: str) -> tuple[str, str]:
 
 
 def folder_tag(folder: Path) -> str:
-    """Return what stands for a folder in the IDs of its runs."""
+    """Return what represents a folder in the IDs of its runs."""
     return _tag(folder.resolve())
 
 

@@ -165,7 +165,7 @@ def ranks_of_names(metas: Sequence[TraceMeta]) -> dict[int, int]:
     """Return the ranks in the names of those files whose content has none.
 
     ``trace_7.json`` may be rank 7 or step 7. Such numbers count if those of several files are 0, 1, 2 … without a gap.
-    A rank that the content of another file has, or that the world is too small for, is no rank.
+    A number that is the rank in another file's content, or too large for the world, is ignored.
     """
     nameless = [at for at, meta in enumerate(metas) if meta.rank is None]
     paths = Counter(meta.path for meta in metas)

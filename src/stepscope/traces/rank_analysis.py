@@ -155,7 +155,7 @@ class HostFigures:
     """Share of the device's peak, 0 to 1."""
     optimizer: OptimizerUse
     contention: Contention
-    """Python threads beside the one that trains."""
+    """Python threads other than the one that trains."""
     uses_data_parallel: bool
     """``nn.DataParallel``: one process, many devices."""
     ddp_backend: str | None

@@ -1,4 +1,4 @@
-/** The document about a model's layers in a sampled step (docs/schema.md). Numbers have their text beside them. */
+/** The document about a model's layers in a sampled step (docs/schema.md). Numbers have their text next to them. */
 
 /** NaN and infinity are the texts `nan` and `inf`. */
 export type Norm = number | string | null;

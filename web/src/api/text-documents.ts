@@ -1,4 +1,4 @@
-/** Text that the hub serves inside its documents (docs/api.md): the page draws it and adds no words of its own. */
+/** Text that the hub serves inside its documents (docs/api.md): the page draws it and adds no words. */
 
 import type { Severity } from "./documents";
 

@@ -53,7 +53,7 @@ function steadyColumns(cells: Float32Array, columns: number): Uint8Array | null 
   return Uint8Array.from(middles, (value) => (value <= limit ? 1 : 0));
 }
 
-/** Range of the known values, row by row in so many columns; null if there are none. */
+/** Range of the known values, row by row in this many columns; null if there are none. */
 export function robustRange(cells: Float32Array, columns = 0): Range | null {
   const steady = steadyColumns(cells, columns);
   const every = Math.max(1, Math.floor(cells.length / SAMPLE));

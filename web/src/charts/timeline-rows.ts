@@ -23,7 +23,7 @@ export interface Row {
 export interface Heading {
   top: number;
   text: string;
-  /** Of a rank, above its lanes; otherwise of a lane, beside its rows. */
+  /** Of a rank, above its lanes; otherwise of a lane, next to its rows. */
   rank: boolean;
   height: number;
 }

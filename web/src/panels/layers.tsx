@@ -1,4 +1,4 @@
-/** The layers of the model in a sampled step: who holds the memory, who takes the time, how the gradients are. */
+/** The layers of the model in a sampled step: which hold the memory, which take the time, and the gradients. */
 
 import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";

@@ -84,7 +84,7 @@ function Strip({ tone, title, children }: { tone: string; title: string; childre
   );
 }
 
-/** The command for a run whose hub ends with it: after a reload there is nobody left to say it. */
+/** The command for a run whose hub ends with it: after a reload nothing is left to show it. */
 function Reopen({ run, when }: { run: OpenRun; when: string }) {
   const command = run.about.value?.reopen;
   if (!command) return null;

@@ -154,7 +154,7 @@ function Differences({ rows }: { rows: readonly Difference[] }) {
   );
 }
 
-/** The operators and kernels of the slow rank beside those of the baseline, once somebody wants to see them. */
+/** The operators and kernels of the slow rank next to those of the baseline, once the user wants to see them. */
 function SinceBaseline({ source, path, steps }: { source: Source; path: string; steps: readonly [number, number] }) {
   const [open, setOpen] = useState(false);
   const [parts, setParts] = useState<ViewPart[] | null>(null);

@@ -112,7 +112,7 @@ function GpuLoad({ run }: { run: OpenRun }) {
   return load === null ? null : <li title={load.title}>{load.words}</li>;
 }
 
-/** The page of this run as one file, made by the hub: to keep, or to send to somebody. */
+/** The page of this run as one file, made by the hub: to keep, or to send to someone. */
 function DownloadReport({ run }: { run: OpenRun }) {
   const busy = useSignal(false);
   const { source } = run;

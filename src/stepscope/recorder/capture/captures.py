@@ -1,8 +1,8 @@
 """Captures of this process: what to do at the end of each step for the orders that it gets.
 
 An order comes from the agent (``PID.capture`` next to the ring, after the ring's request word has changed) or from the
-schedule of ``run --profile``.  From the end of the step before its first warm-up step on, this is asked after every
-step; outside of captures it is asked about twice a second, and reads one word.
+schedule of ``run --profile``.  From the end of the step before its first warm-up step on, this is called after every
+step; outside of captures it is called about twice a second, and reads one word.
 
     waiting     the order is known; its steps have not come, or something was compiled a few steps ago
     profiling   torch's profiler warms up, then records
@@ -136,7 +136,7 @@ class Captures:
             labels.use_nvtx()
         self._stopped = False
         self._kineto_used = False
-        """Whether this process, or one that it was forked from, has had a profiler of ours."""
+        """Whether this process, or one that it was forked from, has had one of our profilers."""
         self._current: _Capture | None = None
         self.forget()
 
@@ -144,7 +144,7 @@ class Captures:
         self._use.install(patches)
 
     def forget(self) -> None:
-        """Start over: initially, and in a forked child, which must not go on with the parent's profiler."""
+        """Start over: initially, and in a forked child, which must not continue with the parent's profiler."""
         if self._current is not None and self._current.profiler is not None:
             _leave_profiler(self._torch)
         if self._kineto_used:
@@ -326,7 +326,7 @@ class Captures:
             self._report(current, "failed", problem=result or "torch's profiler failed")
 
     def _write(self, current: _Capture) -> dict[str, Any] | str:
-        """Stop the profiler and write the trace; figures for the report, or why there is none."""
+        """Stop the profiler and write the trace; figures for the report, or why there is no trace."""
         assert current.profiler is not None
         begun_s = self._now_s()
         current.profiler.stop()
@@ -365,7 +365,7 @@ class Captures:
         self._report(current, "failed", problem=problem)
 
     def _script_prepares(self) -> None:
-        """The script is about to start a profiler of its own: it gets it."""
+        """The script is about to start its own profiler: ours gives way."""
         current = self._current
         if current is not None and current.profiler is not None and get_ident() == self._ledger.thread:
             self._discard(current)

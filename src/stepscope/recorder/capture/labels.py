@@ -12,7 +12,7 @@ the script does in between (reading the loss) is in the label of the step before
 
 Layers are labeled by the hooks of a sampled step (``recorder/layers/sampled_step.py``), in forward.  A phase inside a
 layer (an exchange) ends the labels of its layers and begins them anew.  There are none in backward: torch's profiler
-has ranges of its own there, in which the marks between layers begin and do not end.
+has its own ranges there, in which the marks between layers begin and do not end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Labels:
         self.at_next_phase: Callable[[], object] | None = None
         """To be called when the next phase begins: outside of torch's ranges of the step that has ended."""
         self.numbers_steps = False
-        """Whether steps are also labeled as torch's profiler does (``ProfilerStep#123``): in a capture of ours."""
+        """Whether steps are also labeled as torch's profiler does (``ProfilerStep#123``): in our own captures."""
 
     @property
     def active(self) -> bool:

@@ -31,7 +31,7 @@ process begin and end."""
 
 
 class TorchProfiler:
-    """One profiler of ours, from its first warm-up step on."""
+    """One of our profilers, from its first warm-up step on."""
 
     def __init__(self, torch: Any, order: CaptureOrder, *, cuda: bool, use: ProfilerUse) -> None:
         profiler = torch.profiler

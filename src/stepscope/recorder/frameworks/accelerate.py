@@ -1,6 +1,6 @@
 """Accelerate: the number that a script gives to ``accelerator.log`` with its values, which trackers show.
 
-Accelerate has no counter of its own.  A number is taken for that of a step only when two calls in a row agree that it
+Accelerate has no counter.  A number is taken for that of a step only when two calls in a row agree that it
 grows as the steps do; scripts also log by epoch or by sample.
 """
 
@@ -32,7 +32,7 @@ def _hook_log(progress: Progress, patches: Patches, module: Any) -> None:
 class _Logged:
     def __init__(self) -> None:
         self._last: tuple[int, int] | None = None
-        """A step of ours, and the number it was logged with."""
+        """A Stepscope step, and the number it was logged with."""
 
     def see(self, progress: Progress, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         number = kwargs.get("step", args[2] if len(args) > 2 else None)  # self, values, step

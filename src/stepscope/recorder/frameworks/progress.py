@@ -56,9 +56,9 @@ class Progress:
         self.by = ""
         """The framework that counts."""
         self._pairs: list[list[int]] = []
-        """From this step of ours on, the numbers in the framework's logs continue from this one."""
+        """From this Stepscope step on, the numbers in the framework's logs continue from this one."""
         self._epochs: list[list[int]] = []
-        """From this step of ours on, this epoch."""
+        """From this Stepscope step on, this epoch."""
         self._begins = True
         """Whether a training begins: its numbers need not continue those of an earlier one."""
         self._uneven = False
@@ -72,7 +72,7 @@ class Progress:
 
     @property
     def step(self) -> int:
-        """The step of ours that ends next."""
+        """The Stepscope step that ends next."""
         return self._recorder.step
 
     @property

@@ -8,7 +8,7 @@ kept, the first ten iterations and every hundredth, and the figures are only rea
 rank whose backward is slow from those that wait for it.
 
 A script may give DDP a communication hook, a Python function that DDP calls for every bucket of gradients.  Its own
-time is neither computing gradients nor waiting, so it is a phase of its own, ``comm_hook`` (a wait inside it is
+time is neither computing gradients nor waiting, so it is a separate phase, ``comm_hook`` (a wait inside it is
 ``comm``, as everywhere).  DDP gets a wrapper of a plain function or method, and remembers the script's own.  Where
 autograd runs on other threads (on a GPU) the hook is not timed.
 

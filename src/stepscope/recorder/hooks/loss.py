@@ -304,7 +304,7 @@ class StepValues:
 
     @failsafe
     def _end(self) -> None:
-        """The process ends; if because its device failed, that is told elsewhere."""
+        """The process ends; a failure of its device is reported elsewhere."""
         if get_ident() == self._ledger.thread:
             with contextlib.suppress(RuntimeError):
                 self._flush()

@@ -2,7 +2,7 @@
 
 Starts the recorder, then runs the user's own ``sitecustomize`` as if this file were not here.  It must work in any
 environment the job may start: Stepscope itself is loaded from the location of this file, not from ``sys.path``, which
-is left unchanged.  If the script has a module of its own named ``stepscope``, that one is what it imports, and ours is
+is left unchanged.  If the script has its own module named ``stepscope``, that one is what it imports, and ours is
 loaded as ``_stepscope``.
 """
 
@@ -17,7 +17,7 @@ _PRIVATE = "_stepscope"
 
 
 def _has_own_stepscope():
-    """Whether the script will find another module named ``stepscope``: beside it, or on PYTHONPATH."""
+    """Whether the script will find another module named ``stepscope``: next to it, or on PYTHONPATH."""
     words, folders = sys.orig_argv[1:], os.environ.get("PYTHONPATH", "").split(os.pathsep)
     while words and words[0].startswith("-") and words[0] not in ("-m", "-c", "-"):
         words = words[2 if words[0] in ("-W", "-X") else 1 :]

@@ -433,7 +433,7 @@ def _total(sizes: Mapping[int, tuple[int, int]]) -> int:
 
 
 def _address(tensor: Any) -> int:
-    """Of its memory; 0 if it has none of its own, or it cannot be known."""
+    """Of its memory; 0 if it has none, or it is not known."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except RuntimeError:  # sparse, opaque, or a wrapper of torch.func

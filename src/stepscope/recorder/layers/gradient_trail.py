@@ -1,7 +1,7 @@
 """The norms of the last steps' gradients, kept on the device: where NaN began, if that step was not sampled.
 
 One step after NaN arises in the backward of one layer on one rank, every weight of every rank is NaN.  So what shows
-the layer and the rank has to be there before anybody knows that something is wrong.  Four sources, none of which waits
+the layer and the rank has to be there before anyone knows that something is wrong.  Four sources, none of which waits
 for the device or keeps a tensor of the script:
 
 - *Clipping* computes the norm of each gradient anyway: what ``clip_grad_norm_`` stacks is kept, in every step, for a
@@ -77,7 +77,7 @@ READ_STEPS = 40
 READ_AS_FLOAT = {"torch.float32", "torch.float16", "torch.bfloat16"}
 BYTES_PER_NS = {"cuda": 1_000, "cpu": 4}
 GIVEN_NS = 20_000
-"""How fast a buffer is read at least, and what the host takes for it: it is on a stream of its own, so nothing can be
+"""How fast a buffer is read at least, and what the host takes for it: it is on its own stream, so nothing can be
 measured between kernels of the step."""
 
 NEVER = 1 << 62
@@ -471,7 +471,7 @@ class _Plan:
         own = list(map(local_part, parameters))
         plain = all(type(parameter) in kinds for parameter in parameters)
         self.quietly: Callable[[], Any] = torch.no_grad if plain else functools.partial(undisturbed, torch)
-        """No mode of the script is active; tensors of its own classes must not notice anything, either."""
+        """No mode of the script is active; tensors of the script's classes must not notice anything, either."""
         self.sharded = any(part is not parameter for part, parameter in zip(own, parameters, strict=True))
         self.on_cpu = bool(own and own[0].is_cpu)
         dtypes = {str(part.dtype) for part in own}

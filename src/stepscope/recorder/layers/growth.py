@@ -22,7 +22,7 @@ found.
 *What it costs.*  ``SLICE_NS`` in a step; then the walk waits until its time is less than ``MOST_COST`` of the run's,
 and continues after a later step.  In between it holds names, ids, lengths and weak references, so nothing is kept alive
 and nothing of the script's code is run (``recorder/variables.py`` has the rules).  The result is a fact (``growing``),
-which joins the finding ``memory_creep``; it is not a finding of its own.
+which joins the finding ``memory_creep``; it is not a separate finding.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ LEAST_PER_STEP = 100_000.0
 MOST_COUNTS = 12
 """In one process."""
 SLICE_NS = 2_000_000
-"""The longest that a count goes on after one step; it is checked after each variable or object, so a little longer."""
+"""The longest that a count continues after one step; it is checked after each variable or object, so a bit longer."""
 MOST_COST = 0.001
 """Of the time since the start, for all counts together."""
 SLICES_PER_READING = 8
-"""A count that has to wait tries to go on so many times between two readings."""
+"""A count that has to wait tries to continue this many times between two readings."""
 JUMP_BYTES = 256 << 20
 JUMP_SHARE = 0.25
 """Memory that rose by that much, and by that share, from one reading to the next, jumped."""
@@ -465,7 +465,7 @@ class ContainerWalk:
         return True
 
     def _visit_frame(self, frame: FrameType | None, count: _Count | _Comparison, step: int) -> bool:
-        """Visit the variables of the outermost function that was not visited; False: there is none."""
+        """Visit the variables of the outermost function that was not visited; False if there is none."""
         frames = [here for here in islice(_stack(frame), MOST_FRAMES) if not is_ours(here.f_globals)]
         frames.reverse()  # the outermost ones stay the same from step to step
         if self._frames_done >= len(frames):
@@ -480,7 +480,7 @@ class ContainerWalk:
         return True
 
     def _visit_module(self, frame: FrameType | None, count: _Count | _Comparison, step: int) -> bool:
-        """Visit the variables of a module of the script; False: there is none."""
+        """Visit the variables of a module of the script; False if there is none."""
         if not self._modules:
             return False
         name = self._modules.pop()
@@ -692,7 +692,7 @@ def attribute_name(owner: Any, value: Any) -> str:
 
 
 def holder_of(tensor: Any, frame: FrameType | None, ours: set[int]) -> str:
-    """The container with a name that holds a tensor; empty if there is none.  ``ours``: ids of our own containers.
+    """The container with a name that holds a tensor, or empty.  ``ours``: ids of our own containers.
 
     It visits every object of the process, so it is only for one that is dying (``layers/memory_dump.py``).
     """

@@ -1,11 +1,11 @@
 """One sampled step: what two hooks see of every module's call, and the figures of the step when it is over.
 
 The hooks are torch's global module hooks: nothing is attached to the model, so nothing can remain on it or be pickled
-with it, and hooks of the script run in their order.  ``SampledStep`` owns the hooks; each thing that they collect has a
-class of its own: times (``_Times``), the sizes of batches (``_ModelInputs``), where values stop being finite
+with it, and hooks of the script run in their order.  ``SampledStep`` owns the hooks; each thing that they collect has
+its own class: times (``_Times``), the sizes of batches (``_ModelInputs``), where values stop being finite
 (``_Nonfinite``), and what activation checkpointing computes again (``_Recomputation``).  What is kept for backward, and
 the peak of each phase, come from the sizes in the autograd graph when backward begins (``autograd_graph.py``), on a GPU
-as on the CPU; the allocator's own peak is read beside it and never reset, which the script would notice.  What is read
+as on the CPU; the allocator's own peak is read as well and never reset, which the script would notice.  What is read
 of the parameters is in ``parameter_figures.py``.
 
 Forward calls that activation checkpointing repeats during backward are not counted.

@@ -474,7 +474,7 @@ class LayerSampler:
             self._write(lines, ring)
 
     def _write(self, records: Iterable[Mapping[str, Any]], ring: RingWriter | None) -> bool:
-        """Append lines to the file beside the ring; whether the agent will find them."""
+        """Append lines to the file next to the ring; whether the agent will find them."""
         if ring is None:
             self._stop()
             return False

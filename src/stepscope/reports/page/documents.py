@@ -2,7 +2,7 @@
 
 Traces have several views of such parts (``trace_views.py``); comparisons and sweeps are made in ``comparison/``. The
 input of each is the JSON document of its command and nothing else. The page
-(``web/src/screens/report-screen.tsx``) draws the result and adds no words of its own, so that text and page agree. The
+(``web/src/screens/report-screen.tsx``) draws the result and adds no words, so that text and page agree. The
 size is bounded, whatever the input: rows of tables, bars, points of curves and events of the timeline have limits.
 
 A document has a name, facts for the bar at the top, the verdict, other findings, and *parts* in reading order. Each

@@ -593,7 +593,7 @@ def read_native(
 
 
 def read_last_line(path: Path) -> str:
-    """Return the last line in the job's log, where a script explains why it gave up; empty if there is none."""
+    """Return the last line in the job's log, where a script explains why it gave up, or empty."""
     lines = map(plain_line, reversed(_tail(log_path(path, rank=None, attempt=0))))
     return next((line for line in lines if line), "")
 

@@ -536,7 +536,7 @@ def _copies_of(analysis: RankAnalysis) -> tuple[int, int, str | None]:
 
 
 def find_unfused(view: JobView, idle_ns: Ints) -> list[Claim]:
-    """Find ``unfused_optimizer``: it updates each parameter with calls of its own."""
+    """Find ``unfused_optimizer``: it updates each parameter with separate calls."""
 
     def calls(analysis: RankAnalysis) -> int:
         use = analysis.host.optimizer
