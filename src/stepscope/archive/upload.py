@@ -15,6 +15,7 @@ Nothing is deleted here except, with ``replace``, the objects of an earlier vers
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -85,6 +86,7 @@ def archive_run(
         ),
         files=files,
     )
+    _require_readable(run_dir, local)
     there = read_manifest(storage, name) if f"{key_of(name)}/{MANIFEST}" in earlier else None
     present = there is not None and there.run.digest == local.run.digest
     if there is not None and not present:
@@ -168,6 +170,20 @@ def _require_finished(run_dir: Path) -> None:
         raise RunError(f"{run_dir} was not finalized; run `stepscope report {run_dir}` first")
 
 
+def _require_readable(run_dir: Path, manifest: Manifest) -> None:
+    """RunError, before anything is copied, if readers would refuse the manifest."""
+    data = manifest.encode()
+    try:
+        Manifest.decode(data, manifest.run.name)
+        if len(data) > MOST_MANIFEST_BYTES:
+            raise ArchiveError(f"the names of its files take {len(data):,} bytes; at most {MOST_MANIFEST_BYTES:,} fit")
+    except ArchiveError as error:
+        raise RunError(
+            f"{run_dir} cannot be archived: {error}; move files that Stepscope did not write out of this folder, "
+            "or put them into one file"
+        ) from None
+
+
 def _walk(run_dir: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Names and states of the files to archive, in order."""
     folders = [(run_dir, "", 0)]
@@ -226,8 +242,9 @@ def _extents(file: BinaryIO, size: int) -> tuple[tuple[int, int], ...]:
         try:
             begin = os.lseek(file.fileno(), position, os.SEEK_DATA)
             position = min(os.lseek(file.fileno(), begin, os.SEEK_HOLE), size)
-        except OSError:  # only a hole is left
-            return tuple(found)
+        except OSError as error:
+            # ENXIO: only a hole is left.  Anything else: this file system does not report holes, or cannot be read.
+            return tuple(found) if error.errno == errno.ENXIO else ((0, size),)
         found.append((begin, position - begin))
     if position < size:
         begin = found.pop()[0]
