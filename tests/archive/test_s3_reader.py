@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +16,7 @@ from stepscope.archive.cache import Archive
 from stepscope.archive.catalog import CATALOG, Catalog, read_catalog, write_entry
 from stepscope.archive.location import parse_url
 from stepscope.archive.manifest import ArchivedRun
-from stepscope.archive.s3_reader import Account, S3ReaderError, s3_reader, signed_headers
+from stepscope.archive.s3_reader import Account, S3Reader, S3ReaderError, s3_reader, signed_headers
 from stepscope.archive.storage import Storage, StoredObject
 
 URL = parse_url("s3://team/all runs")
@@ -160,6 +161,15 @@ def test_an_object_that_grew_and_a_server_that_is_gone_are_errors(tmp_path: Path
         ({"AWS_ACCESS_KEY_ID": ""}, ""),
         ({"AWS_ENDPOINT_URL": "https://storage.example.com"}, ""),
         ({"AWS_ENDPOINT_URL": "http://user:word@127.0.0.1"}, ""),
+        ({"AWS_ENDPOINT_URL": "http://localhost:abc"}, ""),
+        ({"AWS_ENDPOINT_URL": "http://localhost:99999"}, ""),
+        ({"AWS_ENDPOINT_URL": "http://[::1"}, ""),
+        ({"AWS_ACCESS_KEY_ID": "key\n"}, ""),
+        ({"AWS_SECRET_ACCESS_KEY": "secret\n"}, ""),
+        ({"AWS_SESSION_TOKEN": "token\n"}, ""),
+        ({"AWS_SESSION_TOKEN": "to ken"}, ""),
+        ({"AWS_SESSION_TOKEN": "t\u2026n"}, ""),
+        ({"AWS_DEFAULT_REGION": "us-east-1\r"}, ""),
         ({}, "[default]\nrole_arn = arn:x\n"),
         ({}, "[default]\nsso_session = x\n"),
         ({}, "no section"),
@@ -170,6 +180,16 @@ def test_unusual_settings_are_left_to_the_library(tmp_path: Path, more: dict[str
     (tmp_path / ".aws" / "config").write_text(config)
     assert s3_reader(URL, environ_of(tmp_path, **more)) is None
     assert s3_reader(parse_url("gs://team/runs"), environ_of(tmp_path)) is None
+
+
+@pytest.mark.parametrize("token", ["FwoGZXsecret\n", "FwoGZXsecret\u2026"])
+def test_no_error_quotes_a_header(token: str) -> None:
+    """``http.client`` would: its ValueError contains the value."""
+    account = Account(key="key", secret="secret", token=token, region="us-east-1", endpoint="http://127.0.0.1:1")
+    reader = S3Reader(URL, account, "http", "127.0.0.1:1", "/team", "all runs")
+    with pytest.raises(S3ReaderError) as caught:
+        reader.find(CATALOG)
+    assert "FwoGZX" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_keys_and_region_are_found_in_files(tmp_path: Path) -> None:
