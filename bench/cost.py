@@ -39,7 +39,7 @@ __all__ = ["Budget", "Figure", "exceeded", "main", "page_with", "read_budget", "
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = HERE / "results"
-PAGES = ("README.md", "docs/benchmarks.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/faq.md")
 PART_TIMEOUT_S = 900.0
 
 
