@@ -86,8 +86,10 @@ def test_a_repaired_host_is_not_a_suspect_any_more(small_year: FleetYear, fleet_
     assert suspect_hosts(document) == []
 
 
-def made_run(number: int, job: str, works_ms: list[float], hosts: list[str]) -> MadeRun:
-    step = max(works_ms) + 5.0
+def made_run(
+    number: int, job: str, works_ms: list[float], hosts: list[str], *, exchange_ms: float = 5.0, **about: Any
+) -> MadeRun:
+    step = max(works_ms) + exchange_ms
     ranks = [
         {"rank": at, "host": host, "device": "cuda", "device_index": 0, "step_ms": step, "comm_ms": step - work}
         for at, (host, work) in enumerate(zip(hosts, works_ms, strict=True))
@@ -95,8 +97,9 @@ def made_run(number: int, job: str, works_ms: list[float], hosts: list[str]) -> 
     meta = {
         "name": f"run-{number}",
         "created_wall_ns": 10**18 + number * 10**13,
-        "command": ["python", job],
+        "command": ["python", *job.split()],
         "host": "a",
+        **about,
     }
     parts = {"goodput": {"parts": {"training": 3600.0}}, "step_time": {"mean_ms": step, "p50_ms": step}}
     summary = {"status": "finished", "world_size": len(ranks), "ranks": ranks, **parts}
@@ -127,6 +130,73 @@ def test_a_host_that_is_slow_in_different_jobs_is_a_suspect_even_if_each_ran_onc
         made_run(at, f"{word}.py", [110.0, 100.0, 101.0], ["b", f"x{at}", f"y{at}"]) for at, word in enumerate(words)
     ]
     assert suspect_hosts(fleet_document(fleet_from(runs), generated_wall_ns=1)) == ["b"]
+
+
+def test_an_allocation_with_a_slow_exchange_is_no_proof_against_its_first_host(fleet_from: FleetFrom) -> None:
+    """Twelve runs on a to d, four on e to h behind another switch: the four show the same once, not four times."""
+    places = [(list("abcd"), 10.0)] * 12 + [(list("efgh"), 13.0)] * 4
+    runs = [
+        made_run(at, "train.py", [90.0] * 4, hosts, exchange_ms=took * (1 + at % 3 / 300))
+        for at, (hosts, took) in enumerate(places)
+    ]
+    document = fleet_document(fleet_from(runs), generated_wall_ns=1)
+    assert (document["links"], suspect_hosts(document)) == ([], [])
+
+
+def with_partners(slow: str, partners: list[list[str]]) -> list[MadeRun]:
+    """Runs of one job on three hosts; each list of partners once with host ``slow``, and ten times with others."""
+    runs = []
+    for at, pair in enumerate(partners):
+        runs.append(made_run(11 * at, "train.py", [90.0] * 3, [slow, *pair], exchange_ms=20.0))
+        runs += [
+            made_run(11 * at + 1 + n, "train.py", [90.0] * 3, [f"x{at}-{n}", f"y{at}-{n}", f"z{at}-{n}"])
+            for n in range(10)
+        ]
+    return runs
+
+
+def test_a_host_whose_network_is_slow_with_every_partner_is_named_alone(fleet_from: FleetFrom) -> None:
+    runs = with_partners("b", [[f"p{at}", f"q{at}"] for at in range(6)])
+    document = fleet_document(fleet_from(runs), generated_wall_ns=1)
+    assert [(row["kind"], row["hosts"], row["slow_runs"]) for row in document["links"]] == [("slow_network", ["b"], 6)]
+    assert suspect_hosts(document) == ["b"]
+
+
+def test_of_two_hosts_that_are_always_together_neither_is_excluded(fleet_from: FleetFrom) -> None:
+    runs = with_partners("b", [["c", f"q{at}"] for at in range(6)])
+    document = fleet_document(fleet_from(runs), generated_wall_ns=1)
+    assert [(row["kind"], row["hosts"]) for row in document["links"]] == [("slow_link", ["b", "c"])]
+    assert suspect_hosts(document) == []
+
+
+def test_a_setting_that_makes_rank_0_work_more_is_no_fault_of_its_host(fleet_from: FleetFrom) -> None:
+    """Commands that differ in a number are one job, but their places are compared command by command."""
+    runs = [
+        made_run(at, f"pretrain.py --save-every {every}", works, hosts)
+        for at, (every, works, hosts) in enumerate(
+            [(100, [94.5, 90.0, 90.1, 89.9], list("abcd"))] * 10 + [(5000, [90.0, 90.1, 89.9, 90.0], list("efgh"))] * 10
+        )
+    ]
+    document = fleet_document(fleet_from(runs), generated_wall_ns=1)
+    assert suspect_hosts(document) == []
+
+
+def test_a_run_that_had_the_new_driver_early_neither_repeats_nor_dates_the_change(fleet_from: FleetFrom) -> None:
+    """Of twelve jobs with two runs a day, all 5% slower since day 30, one ran once with the driver on day 27."""
+    day_ns = 86_400_000_000_000
+    runs = []
+    for day in range(60):
+        for job in range(24):
+            name, early = f"{'abcdefghijkl'[job % 12]}.py", (day, job) == (27, 3)
+            number = len(runs)
+            work = (99.75 if day >= 30 else 95.0) * (1 + number * 7919 % 61 / 10_000)
+            driver = "550" if day >= 30 or early else "535"
+            about = {"created_wall_ns": day * day_ns + job * 3600 * 10**9 + 10**18 // day_ns * day_ns, "driver": driver}
+            runs.append(made_run(number, name, [work, work], ["a", "b"], **about))
+    (row,) = fleet_document(fleet_from(runs), generated_wall_ns=1)["changes"]
+    assert [(each["name"], each["before"], each["after"]) for each in row["what"]] == [("driver", "535", "550")]
+    assert (row["wall_ns"] - 10**18 // day_ns * day_ns) // day_ns == 30
+    assert row["changed_jobs"] == 12
 
 
 def test_no_runs_make_an_empty_document(fleet_from: FleetFrom) -> None:

@@ -148,7 +148,7 @@ def _clearest(fleet: Fleet, found: list[_Series], days_ns: Integers, limit: int)
     row = _row(fleet, found, changed, int(known[:, day].sum()), days_ns, day, chance, limit)
     for at in changed:
         series = found[at]
-        after = fleet.started_ns[series.runs] >= row["wall_ns"]
+        after = fleet.started_ns[series.runs] >= days_ns[day]
         series.levels = np.where(after, series.levels - np.log1p(row["change_share"]), series.levels)
         series.levels = np.where(after, series.levels - _rest(series, after), series.levels)
         series.shift = _shift(fleet, series, days_ns)
@@ -246,8 +246,10 @@ def _when(fleet: Fleet, pairs: list[tuple[Integers, Integers]], what: list[dict[
         values, names = fleet.attributes[name], fleet.names[name]
         runs = np.unique(np.concatenate([run for pair in pairs for run in pair]))
         new = np.array([names[value] == after_name for value in values[runs].tolist()])
-        if new.any() and not new.all():
-            until_ns = int(fleet.started_ns[runs[new]].min())
+        # A run that had the new value early, on a node that was changed first, does not date the change.
+        first = new & np.isin(runs, np.concatenate([after for _, after in pairs]))
+        if first.any() and not new.all():
+            until_ns = int(fleet.started_ns[runs[first]].min())
             earlier = fleet.started_ns[runs[~new]]
             before = earlier[earlier < until_ns]
             return (int(before.max()) if len(before) else until_ns), until_ns

@@ -4,9 +4,10 @@ In each run a host is compared with the other hosts of the same run, by the work
 alike, and what slows all hosts does not count.
 
 - A place in a job may have more work (rank 0 writes checkpoints; a pipeline's stages differ).  So the median of all
-  hosts that had the same place in the same job is subtracted.  Where fewer than ``FEWEST_AT_PLACE`` runs are known, or
-  one host had the place most of the time, the two cannot be separated: then all runs of the host at that place of the
-  job together are one trial.
+  hosts that had the same place is subtracted: in runs of the same command, because a number in it (how often to save)
+  may decide how much more, or, where fewer than ``FEWEST_AT_PLACE`` are known, in runs of the same job.  Where fewer
+  of the job are known, or one host had the place most of the time, the two cannot be separated: then all runs of the
+  host at that place of the job together are one trial.
 - A host is *the slow one* of a run if it is the slowest there, by ``LEAST_SHARE`` of its work and by ``TIMES_SPREAD``
   times what hosts of that job usually differ by.
 - By chance every host of a run is equally likely to be the slow one, if there is one.  How often there is one is taken
@@ -91,7 +92,8 @@ def _trials(fleet: Fleet) -> dict[str, NDArray[Any]]:
     rows, own, excess = rows[np.isfinite(excess)], own[np.isfinite(excess)], excess[np.isfinite(excess)]
     run, host = fleet.host_run[rows], fleet.host[rows]
     job = fleet.job[run]
-    excess, separable = _without_place(excess, job, fleet.host_position[rows], host, len(fleet.names["host"]))
+    hosts = len(fleet.names["host"])
+    excess, separable = _without_place(excess, fleet.series[run], job, fleet.host_position[rows], host, hosts)
     slow = _is_slow(excess, own, job)
     _, group_of_row, sizes = np.unique(own, return_inverse=True, return_counts=True)
     return {
@@ -108,9 +110,13 @@ def _trials(fleet: Fleet) -> dict[str, NDArray[Any]]:
 
 
 def _without_place(
-    excess: Floats, job: Integers, position: Integers, host: Integers, hosts: int
+    excess: Floats, series: Integers, job: Integers, position: Integers, host: Integers, hosts: int
 ) -> tuple[Floats, Flags]:
-    place = np.unique(job * 65536 + np.minimum(position, 65535), return_inverse=True)[1]
+    at = np.minimum(position, 65535)
+    in_series, in_job = series * 65536 + at, job * 65536 + at
+    _, own, sizes = np.unique(in_series, return_inverse=True, return_counts=True)
+    many = sizes[own] >= FEWEST_AT_PLACE
+    place = np.unique(np.where(many, 2 * in_series + 1, 2 * in_job), return_inverse=True)[1]
     count = np.bincount(place)[place]
     _, pair, times = np.unique(place * hosts + host, return_inverse=True, return_counts=True)
     separable = (count >= FEWEST_AT_PLACE) & (times[pair] <= MOST_AT_PLACE * count)

@@ -3,8 +3,10 @@
 The exchange of a run is what even its least waiting rank waits: late ranks do not lengthen it.  It is compared with the
 median of the runs of the same job on as many hosts.  A run with a slow exchange implicates each host and each pair of
 hosts in it; a slow link shows because nearly all runs with that pair are slow, and runs with only one of the two are
-not.  The candidate that explains most is taken, its slow runs are set aside, and the rest is searched again, so that a
-host that often met a bad link is not suspected with it.
+not.  Runs of one command on the same hosts show the same thing: together they are one trial, slow if most of them are.
+The candidate that explains most is taken, its slow trials are set aside, and the rest is searched again, so that a
+host that often met a bad link is not suspected with it.  A host is a candidate only if no other host is in all of its
+slow trials.
 """
 
 from __future__ import annotations
@@ -47,14 +49,18 @@ def link_rows(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
     ratio, usable, slow = _slow_exchange(fleet)
     if not slow.any():
         return []
-    member, candidate, pairs = _candidates(fleet, usable)
+    trial = _trials(fleet, usable)
+    first = usable & (trial == np.arange(len(trial)))
+    size = np.bincount(trial[usable], minlength=len(trial))
+    slow_trial = first & (np.bincount(trial[slow], minlength=len(trial)) * 2 > size)
+    member, candidate, pairs = _candidates(fleet, first)
     hosts = len(fleet.names["host"])
-    rate = _rates(fleet, usable, slow)
+    rate = _rates(fleet, first, slow_trial)
     tested = max(len(pairs) + hosts, 1)
     rows: list[dict[str, Any]] = []
-    left = usable.copy()
+    left = first.copy()
     while len(rows) < MOST_ROWS:
-        found = _best(member, candidate, left, slow, rate, hosts + len(pairs))
+        found = _best(member, candidate, left, slow_trial, rate, (hosts, len(pairs)))
         if found is None:
             break
         number, own, count, positives, mean = found
@@ -62,10 +68,22 @@ def link_rows(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
         if corrected(chance, tested) > ALPHA:
             break
         names = [number] if number < hosts else list(divmod(int(pairs[number - hosts]), hosts))
-        runs = own[slow[own]]
-        rows.append(_row(fleet, names, own, runs, ratio, mean, corrected(chance, tested), chance, limit))
-        left[runs] = False
+        compared = np.flatnonzero(usable & np.isin(trial, own))
+        runs = compared[slow[compared] & slow_trial[trial[compared]]]
+        rows.append(_row(fleet, names, compared, runs, ratio, mean, corrected(chance, tested), chance, limit))
+        left[own[slow_trial[own]]] = False
     return rows
+
+
+def _trials(fleet: Fleet, usable: Flags) -> Integers:
+    """By run, the first usable run of the same command on the same hosts: their exchange is no independent evidence."""
+    edges = np.searchsorted(fleet.host_run, np.arange(len(fleet.ids) + 1))
+    first: dict[tuple[int, bytes], int] = {}
+    trial = np.arange(len(fleet.ids))
+    for run in np.flatnonzero(usable).tolist():
+        hosts = np.sort(fleet.host[edges[run] : edges[run + 1]]).tobytes()
+        trial[run] = first.setdefault((int(fleet.series[run]), hosts), run)
+    return trial
 
 
 def _slow_exchange(fleet: Fleet) -> tuple[Floats, Flags, Flags]:
@@ -134,31 +152,46 @@ def _best(
     left: Flags,
     slow: Flags,
     rate: tuple[Integers, Integers, Integers],
-    candidates: int,
+    candidates: tuple[int, int],
 ) -> tuple[int, Integers, int, int, float] | None:
-    """The candidate that explains most: its number, runs, how many, how many are slow, and how many would be."""
+    """The candidate that explains most: its number, trials, how many, how many are slow, and how many would be.
+
+    ``candidates``: the number of hosts, and of pairs.
+    """
     job, job_runs, job_slow = rate
+    hosts, everyone = candidates[0], sum(candidates)
     inside = left[member]
     runs, own = member[inside], candidate[inside]
-    count = np.bincount(own, minlength=candidates)
-    positives = np.bincount(own, weights=slow[runs], minlength=candidates)
+    count = np.bincount(own, minlength=everyone)
+    positives = np.bincount(own, weights=slow[runs], minlength=everyone)
     usual = ((job_slow + 1) / (job_runs + 2))[job[runs]]
-    mean = np.bincount(own, weights=usual, minlength=candidates)
+    mean = np.bincount(own, weights=usual, minlength=everyone)
     worth = (positives >= FEWEST_SLOW) & (positives >= LEAST_SLOW_SHARE * count) & (positives > mean)
-    if not worth.any():
-        return None
     seen, expected = positives / np.maximum(count, 1), mean / np.maximum(count, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         gain = positives * np.log(seen / expected) + np.where(
             seen < 1, (count - positives) * np.log((1 - seen) / (1 - expected)), 0.0
         )
-    number = int(np.argmax(np.where(worth, np.nan_to_num(gain, nan=-1.0), -1.0)))
-    chosen = np.sort(runs[own == number])
+    gain = np.where(worth, np.nan_to_num(gain, nan=-1.0), -1.0)
+    while worth.any():
+        number = int(np.argmax(gain))
+        chosen = np.sort(runs[own == number])
+        if number >= hosts or _is_alone(runs, own, hosts, chosen[slow[chosen]]):
+            break
+        worth[number], gain[number] = False, -1.0
+    else:
+        return None
     # Without the candidate's own runs: they must not count as usual.
     without = np.bincount(job[chosen], minlength=len(job_runs))
     without_slow = np.bincount(job[chosen], weights=slow[chosen], minlength=len(job_runs))
     base = (job_slow - without_slow + 1) / (job_runs - without + 2)
     return number, chosen, len(chosen), int(slow[chosen].sum()), float(base[job[chosen]].sum())
+
+
+def _is_alone(runs: Integers, own: Integers, hosts: int, slow_runs: Integers) -> bool:
+    """Whether only one host is in all of these runs."""
+    inside = (own < hosts) & np.isin(runs, slow_runs)
+    return int((np.bincount(own[inside], minlength=hosts) == len(slow_runs)).sum()) == 1
 
 
 def _row(
