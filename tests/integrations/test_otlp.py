@@ -88,6 +88,34 @@ def test_a_collector_that_refuses_is_given_up(export_run: ExportRun, collector: 
     assert len(collector.requests) == 1
 
 
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_is_not_followed(
+    export_run: ExportRun, collector: LoopbackReceiver, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """It could lead the key to another host, and turn the request into one for a page that says 200."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=secret")
+    with loopback_receiver() as elsewhere:
+        location = {"Location": f"{elsewhere.url}/v1/metrics"}
+        collector.otherwise = lambda _: Reply(status=status, headers=location)
+        (outcome,) = export_run([f"otlp:{collector.url}"])
+        assert elsewhere.requests == []
+    assert outcome.problem == (
+        f"ExportError: {collector.url}/v1/metrics did not take it: "
+        f"HTTP status {status}, a redirect, which is not followed; set the final address"
+    )
+    assert len(collector.requests) == 1
+
+
+@pytest.mark.parametrize("value", ["secret%0A", "secret%E2%80%A6"])
+def test_an_error_does_not_quote_a_header(
+    export_run: ExportRun, collector: LoopbackReceiver, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"api-key={value}")
+    (outcome,) = export_run([f"otlp:{collector.url}"])
+    assert "a header has a character that HTTP does not allow" in outcome.problem
+    assert "secret" not in outcome.problem and collector.requests == []
+
+
 def test_a_collector_that_takes_only_a_part_is_reported(export_run: ExportRun, collector: LoopbackReceiver) -> None:
     answer = ExportMetricsServiceResponse()
     answer.partial_success.rejected_data_points = 3

@@ -129,7 +129,7 @@ def _account(environ: Mapping[str, str]) -> Account | None:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether it can be sent in a header.  A mounted secret that ends in a newline cannot; botocore does not strip it."""
+    """Whether it can be sent in a header.  A mounted secret that ends in a newline cannot; botocore keeps that, too."""
     return all("!" <= character <= "~" for character in text)
 
 

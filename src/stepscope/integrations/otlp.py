@@ -111,6 +111,7 @@ class _Otlp:
         self._gzip = environ.get(COMPRESSION, "") == "gzip"
         self._run = RunAbout(name="", command="", world_size=0, created_wall_ns=0)
         self._not_offered: list[str] = []
+        self._opener = urllib.request.build_opener(_NoRedirects)
 
     @property
     def where(self) -> str:
@@ -251,11 +252,13 @@ class _Otlp:
                 pause_s *= 2
             request = urllib.request.Request(f"{self._url}{path}", data=body, headers=headers)
             try:
-                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                with self._opener.open(request, timeout=TIMEOUT_S) as response:
                     _check_answer(path, response.read(LARGEST_ANSWER))
                     return
             except urllib.error.HTTPError as error:
                 why = f"HTTP status {error.code}"
+                if 300 <= error.code < 400:
+                    why += ", a redirect, which is not followed; set the final address"
                 if error.code in NOT_OFFERED and path != "/v1/metrics":
                     self._not_offered.append(path)
                     return
@@ -265,6 +268,13 @@ class _Otlp:
             except OSError as error:
                 why = str(getattr(error, "reason", error))
         raise ConnectionError(f"{self._url}{path} did not take it: {why}")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect could lead the headers with a key to another host, and would turn the POST into a GET."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
 
 
 def _check_answer(path: str, data: bytes) -> None:
@@ -342,7 +352,10 @@ def _headers(text: str) -> Iterable[tuple[str, str]]:
     for pair in text.split(","):
         name, equals, value = pair.partition("=")
         if equals and name.strip():
-            yield unquote(name.strip()), unquote(value.strip())
+            name, value = unquote(name.strip()), unquote(value.strip())
+            if not f"{name}{value}".isascii() or not f"{name}{value}".isprintable():  # http.client would quote it
+                raise UsageError(f"{HEADERS}: a header has a character that HTTP does not allow, such as a newline")
+            yield name, value
 
 
 def _attributes(values: Mapping[str, Any]) -> list[KeyValue]:
