@@ -193,6 +193,28 @@ def test_a_hang_is_a_part_of_its_own() -> None:
     assert parts_of(run) == pytest.approx({"start_up": 1.0, "training": 5.0, "hang": 25.0, "shutdown": 1.0}, abs=0.02)
 
 
+@pytest.mark.parametrize("over", ["ended", "aborted", ""])
+def test_a_hang_ends_with_its_attempt(over: Any) -> None:
+    """The first attempt makes 5 s of steps, hangs, and is gone at 15 s; the second hangs for a second, and recovers."""
+    run = restarted({"steps": 50, "first": 0}, {"steps": 60, "first": 50})
+    first, second = (tuple(each for each in run.ranks if each.identity.attempt == number) for number in (0, 1))
+    gone = tuple(replace(each, ended_wall_ns=ANCHOR_WALL_NS + 15 * SECOND) for each in first)
+    common: dict[str, Any] = {"host": "node0", "kind": "hang_unknown", "title": "It hangs.", "threshold_s": 10.0}
+    hangs = (
+        HangRecord(
+            number=1, declared_wall_ns=ANCHOR_WALL_NS + 15 * SECOND, stopped_wall_ns=ANCHOR_WALL_NS + 5 * SECOND,
+            over=over, over_wall_ns=ANCHOR_WALL_NS + 500 * SECOND if over else None, **common,
+        ),
+        HangRecord(
+            number=2, declared_wall_ns=ANCHOR_WALL_NS + 22 * SECOND, stopped_wall_ns=ANCHOR_WALL_NS + 21 * SECOND,
+            over="recovered", over_wall_ns=ANCHOR_WALL_NS + 22 * SECOND, **common,
+        ),
+    )  # fmt: skip
+    found = ledger(replace(run, ranks=(*gone, *second), hangs=hangs))
+    assert [attempt.parts["hang"] for attempt in found.attempts] == pytest.approx([10.0, 1.0], abs=0.02)
+    assert found.attempts[1].parts["training"] == pytest.approx(5.0, abs=0.02)
+
+
 def test_an_active_run_ends_now() -> None:
     """40 steps of 0.1 s; the next one has taken 2 s so far, which is a stall from three steps on."""
     run = cluster(steps=50, warmup_ms=0.0, unfinished={0: 40, 1: 40}).run()

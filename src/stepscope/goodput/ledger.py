@@ -214,15 +214,11 @@ def account_of(run: RunData, *, now_ns: int | None = None) -> RunAccount | None:
 
 
 def hang_stretches(hangs: Iterable[HangRecord]) -> tuple[Stretch, ...]:
-    """From the last progress to the recovery, or to the end; without overlaps, in order."""
-    found: list[Stretch] = []
-    for hang in sorted(hangs, key=lambda hang: hang.stopped_wall_ns):
-        # A hung job that did not recover hangs until its processes are gone.
-        over = hang.over_wall_ns if hang.over == "recovered" and hang.over_wall_ns else LATER_NS
-        begin = max(hang.stopped_wall_ns, found[-1][1] if found else 0)
-        if over > begin:
-            found.append((begin, over))
-    return tuple(found)
+    """From the last progress to the recovery, or without end: an attempt ends its own (``_hangs_in``)."""
+    return tuple(
+        (hang.stopped_wall_ns, hang.over_wall_ns if hang.over == "recovered" and hang.over_wall_ns else LATER_NS)
+        for hang in hangs
+    )
 
 
 LATER_NS = 1 << 62
@@ -279,7 +275,8 @@ def ledger_from(run: RunAccount) -> Ledger:
         begin, end = bounds[place], bounds[place + 1]
         if place < len(run.attempts) - 1 and begin == end and not attempt.processes:
             continue
-        found.append(_attempt(attempt, begin, end, run, restarted=bool(found)))
+        own = replace(run, hangs=_hangs_in(run.hangs, begin, end))
+        found.append(_attempt(attempt, begin, end, own, restarted=bool(found)))
     settled = [
         with_lost(attempt, count, by)
         for attempt, (count, by) in zip(found, lost_steps([each.resumption for each in found]), strict=True)
@@ -291,6 +288,16 @@ def ledger_from(run: RunAccount) -> Ledger:
         attempts=tuple(replace(attempt, parts=rounded(attempt.parts)) for attempt in settled),
         active=run.active,
     )
+
+
+def _hangs_in(hangs: Iterable[Stretch], begin: int, end: int) -> tuple[Stretch, ...]:
+    """The hangs of an attempt, without overlaps, in order: one without a recovery lasts until its end, not longer."""
+    found: list[Stretch] = []
+    for since, until in sorted(hang for hang in hangs if begin <= hang[0] < end):
+        after = max(since, found[-1][1] if found else begin)
+        if min(until, end) > after:
+            found.append((after, min(until, end)))
+    return tuple(found)
 
 
 def with_lost(attempt: AttemptLedger, count: int, by: LostBy) -> AttemptLedger:
