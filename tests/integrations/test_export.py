@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from fakes.cluster import Cluster
 from made_runs import Feed
 
-from stepscope.assistant.hub_api import HubApi
+from stepscope.assistant.hub_api import HubApi, RequestError
 from stepscope.cli.main import run_command
 from stepscope.errors import ExportError, UsageError
 from stepscope.hub.runs import Runs
@@ -266,6 +267,121 @@ def test_an_active_run_is_followed(tmp_path: Path) -> None:
     assert seen[1].rows == ()
     assert seen[-1].rows[-1].step == 106
     assert not any(news.over for news in seen)
+
+
+class ScriptedFeed:
+    """News as a test says; an error is raised instead."""
+
+    def __init__(self, *news: News | Exception) -> None:
+        self._news = list(news)
+
+    async def news(self, *, most_rows: int) -> News:
+        news = self._news.pop(0)
+        if isinstance(news, Exception):
+            raise news
+        return news
+
+    async def about(self) -> RunAbout:
+        return RunAbout(name="night", command="python train.py", world_size=4, created_wall_ns=1)
+
+    async def summary(self) -> Mapping[str, Any]:
+        return {}
+
+
+def news_of(step: int, *, over: bool = False) -> News:
+    return News(rows=(Row(step=step, wall_ns=step, values={"a": 1.0}),), over=over)
+
+
+def follow(feed: ScriptedFeed, exporter: Exporter, wait: Callable[[], Any], run_dir: Path) -> Outcome:
+    async def work() -> tuple[Outcome, ...]:
+        destinations = [Destination(tool="trackio")]
+        return await export(feed, destinations, run_dir=run_dir, wait=wait, make=lambda _: exporter)  # type: ignore[arg-type]
+
+    (outcome,) = anyio.run(work)
+    return outcome
+
+
+class Slow(Notebook):
+    """Writes its first rows when ``go`` is set: until then the others are queued."""
+
+    def __init__(self, go: threading.Event) -> None:
+        super().__init__()
+        self._go = go
+
+    def write_rows(self, rows: Sequence[Row]) -> None:
+        self._go.wait()
+        super().write_rows(rows)
+
+
+@pytest.mark.parametrize("error", [TimeoutError("the run did not end"), ValueError("a mistake")])
+def test_what_was_read_is_written_whatever_ends_the_export(tmp_path: Path, error: Exception) -> None:
+    go, waits = threading.Event(), 0
+
+    async def wait() -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 3:
+            go.set()
+            raise error
+
+    slow = Slow(go)
+    feed = ScriptedFeed(news_of(1), news_of(2), news_of(3))
+    if isinstance(error, TimeoutError):  # the run is not over, and nothing more comes
+        outcome = follow(feed, slow, wait, tmp_path)
+        assert (outcome.problem, outcome.rows) == ("the run did not end", 3)
+    else:
+        with pytest.raises(ValueError, match="a mistake"):
+            follow(feed, slow, wait, tmp_path)
+    assert [row.step for row in slow.rows] == [1, 2, 3]
+    assert slow.calls == ["begin", "write_rows", "write_rows", "write_rows", "close"]
+
+
+@pytest.mark.parametrize("failures", [5, 6])
+def test_a_few_requests_may_fail(tmp_path: Path, failures: int) -> None:
+    async def wait() -> None: ...
+
+    notebook = Notebook()
+    errors = [RequestError("the hub is busy")] * failures
+    outcome = follow(ScriptedFeed(news_of(1), *errors, news_of(2, over=True)), notebook, wait, tmp_path)
+    if failures == 5:
+        assert (outcome.problem, [row.step for row in notebook.rows]) == ("", [1, 2])
+        assert notebook.calls == ["begin", "write_rows", "write_rows", "finish", "close"]
+    else:
+        assert (outcome.problem, [row.step for row in notebook.rows]) == ("the hub is busy", [1])
+        assert notebook.calls == ["begin", "write_rows", "close"]
+
+
+def test_steps_after_a_restart_are_exported(tmp_path: Path) -> None:
+    """A restarted job numbers its steps anew, or continues from a checkpoint: lower numbers are new rows."""
+    feed = Feed(tmp_path / "runs", "night", Cluster(ranks=2, steps=300))
+    seen: list[News] = []
+
+    async def follow() -> None:
+        feed.make(100)
+        api = HubApi(Runs.of_folder(feed.run_dir))
+        try:
+            source = RunFeed(api, "night")
+            seen.append(await source.news(most_rows=20))
+            after_ns = 60 * 10**9
+            again = Cluster(ranks=2, steps=300, attempt=1).series()
+            feed.series = [replace(each, anchor_wall_ns=each.anchor_wall_ns + after_ns) for each in again]
+            feed.made = 0
+            feed.make(20)
+            while len(seen) < 3:
+                news = await source.news(most_rows=20)
+                if news.rows:
+                    seen.append(news)
+                    feed.make(5)
+                await anyio.sleep(0.05)
+        finally:
+            await api.close()
+
+    anyio.run(follow)
+    assert [[row.step for row in news.rows] for news in seen] == [
+        [*range(7, 99, 8), 99],
+        [*range(20)],
+        [*range(20, 25)],
+    ]
 
 
 def test_words_are_checked_before_anything_is_written() -> None:

@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.nice(NICE)
     heard = _own_output(args.run_dir)
     outcomes = asyncio.run(_follow(args.run_dir, args.to, args.page))
-    os.write(heard, json.dumps({"exported": [encoded(outcome) for outcome in outcomes]}).encode() + b"\n")
+    with suppress(BrokenPipeError):  # the launcher died
+        os.write(heard, json.dumps({"exported": [encoded(outcome) for outcome in outcomes]}).encode() + b"\n")
     if any(outcome.hangs for outcome in outcomes):
         sys.stdout.flush()
         os._exit(0)  # what a library runs at exit would hang, too
@@ -90,7 +91,7 @@ async def _follow(run_dir: Path, words: Sequence[str], page: str) -> tuple[Outco
                 raise TimeoutError("the run did not end")
             await asyncio.sleep(ENDING_S)
             return
-        with suppress(TimeoutError):
+        with suppress(asyncio.TimeoutError):  # until Python 3.10 another class than TimeoutError
             await asyncio.wait_for(ended.wait(), EVERY_S)
 
     api = HubApi(Runs.of_folder(run_dir))
@@ -123,7 +124,7 @@ async def _begun(api: HubApi, run_dir: Path, ended: asyncio.Event) -> RunFeed | 
             return feed
         if ended.is_set():
             return None
-        with suppress(TimeoutError):
+        with suppress(asyncio.TimeoutError):  # until Python 3.10 another class than TimeoutError
             await asyncio.wait_for(ended.wait(), FIRST_STEP_S)
 
 

@@ -24,6 +24,7 @@ from threading import Event, Thread
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
+from stepscope.assistant.hub_api import RequestError
 from stepscope.errors import ExportError, UsageError
 from stepscope.integrations.run_feed import FindingChange, News, Row, RunAbout, RunFeed, Telemetry
 from stepscope.records.redaction import redact_text
@@ -188,6 +189,8 @@ LIVE_ROWS = 20
 """Of an active run, each time."""
 ROWS_AT_ONCE = 250
 """In one call of a tool, so that progress shows."""
+MOST_FAILURES = 5
+"""Of requests for what is new in an active run, in a row."""
 MOST_WAITING = 500
 """Calls that wait for a tool: an hour of an active run."""
 PAUSES_S = (5.0, 15.0, 30.0, 60.0)
@@ -359,41 +362,71 @@ async def export(
     """Write a run to all destinations until it is over.
 
     ``page``: the address of its page, without a token.  ``wait``: awaited between two inspections of an active run;
-    None: what there is now is written, and that is all.  ``patience_s``, ``longest_s``: as
-    ``PATIENCE_S`` and ``LONGEST_S``.  ``cpu_s``: the processor time that a thread has used.
+    None: what there is now is written, and that is all.  A TimeoutError of it ends the export, as do requests that fail
+    again and again: outcomes have the reason.  ``patience_s``, ``longest_s``: as ``PATIENCE_S`` and ``LONGEST_S``.
+    ``cpu_s``: the processor time that a thread has used.
     """
     feeding = [_Feeding(destination, make, repeats=wait is not None) for destination in destinations]
-    telemetry = [each for each in feeding if TOOLS[each.destination.tool].telemetry]
-    begun, reported = False, set[str]()
+    why = ""
     try:
-        while True:
-            news = await feed.news(most_rows=MOST_ROWS if wait is None else LIVE_ROWS)
-            if not begun and (news.rows or news.findings or news.over or wait is None):
-                begun = True  # not before: the number of ranks is not known until they have begun
-                about = replace(await feed.about(), page=page)
-                for each in feeding:
-                    each.put(partial(_begin, about))
-            for each in feeding:
-                each.write(news)
-            if telemetry:
-                measured = await feed.telemetry(over=news.over)
-                for each in telemetry:
-                    each.write_telemetry(measured)
-            if news.over or wait is None:
-                break
-            for each in feeding:
-                if each.problem and each.destination.text not in reported:
-                    reported.add(each.destination.text)
-                    tell(f"{each.destination.text} failed, and gets nothing more: {each.problem}")
-            await wait()
-        if news.over:
-            summary = await feed.summary()
-            files = _files(run_dir)
-            for each in feeding:
-                each.put(lambda exporter: exporter.finish(news.status, summary, files))
+        await _feed(feed, feeding, run_dir=run_dir, page=page, wait=wait, tell=tell)
+    except (RequestError, TimeoutError) as error:
+        if wait is None:
+            raise
+        why = str(error)
     finally:
+        # Whatever ended it: what was read by then is written, and the tools are closed.
         for each in feeding:
             each.end()
-    while not all(each.is_done(patience_s, longest_s, cpu_s) for each in feeding):
-        await asyncio.sleep(POLL_S)
-    return tuple(each.outcome() for each in feeding)
+        while not all(each.is_done(patience_s, longest_s, cpu_s) for each in feeding):
+            await asyncio.sleep(POLL_S)
+    outcomes = [each.outcome() for each in feeding]
+    return tuple(replace(outcome, problem=outcome.problem or why) for outcome in outcomes)
+
+
+async def _feed(
+    feed: RunFeed,
+    feeding: Sequence[_Feeding],
+    *,
+    run_dir: Path,
+    page: str,
+    wait: Callable[[], Any] | None,
+    tell: Callable[[str], None],
+) -> None:
+    telemetry = [each for each in feeding if TOOLS[each.destination.tool].telemetry]
+    begun, failures, reported = False, 0, set[str]()
+    news: News | None = None
+    while True:
+        try:
+            if news is None:
+                news = await feed.news(most_rows=MOST_ROWS if wait is None else LIVE_ROWS)
+            if not begun and (news.rows or news.findings or news.over or wait is None):
+                # Not before: the number of ranks is not known until they have begun.
+                about = replace(await feed.about(), page=page)
+                begun = True
+                for each in feeding:
+                    each.put(partial(_begin, about))
+            measured = await feed.telemetry(over=news.over) if telemetry else Telemetry()
+        except RequestError:
+            failures += 1
+            if wait is None or failures > MOST_FAILURES:
+                raise
+            await wait()
+            continue
+        failures = 0
+        for each in feeding:
+            each.write(news)
+        for each in telemetry:
+            each.write_telemetry(measured)
+        if news.over or wait is None:
+            break
+        news = None
+        for each in feeding:
+            if each.problem and each.destination.text not in reported:
+                reported.add(each.destination.text)
+                tell(f"{each.destination.text} failed, and gets nothing more: {each.problem}")
+        await wait()
+    if news.over:
+        status, summary, files = news.status, await feed.summary(), _files(run_dir)
+        for each in feeding:
+            each.put(lambda exporter: exporter.finish(status, summary, files))

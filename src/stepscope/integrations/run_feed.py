@@ -3,8 +3,9 @@
     feed = RunFeed(api, run)
     news = await feed.news(most_rows=20)      # again and again until ``news.over``
 
-Every step is in exactly one row.  A row of several steps has the number of the last one; its times are means over these
-steps.  The figures are those that the page draws, from the same documents of the hub's API.
+Every step of an attempt is in exactly one row.  A row of several steps has the number of the last one; its times are
+means over these steps.  A job that is restarted makes some steps anew: they are new rows with numbers as before.  The
+figures are those that the page draws, from the same documents of the hub's API.
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ class RunFeed:
         """``run``: its ID."""
         self._api = api
         self._path = f"/api/v1/runs/{run}"
-        self._next = 0
+        self._next: dict[int, int] = {}
+        """The first step that was not reported, by attempt of the job."""
         self._reported: dict[int, str] = {}
         """The last state of each finding that was reported, by number."""
         self._next_gpus_ns: int | None = None
@@ -176,13 +178,15 @@ class RunFeed:
         run = await self._api.get(self._path)
         over = bool(run.get("over"))
         newest = run.get("newest_step") if over else run.get("step")
+        attempt = int(run.get("attempt") or 0)
+        first = self._next.get(attempt, 0)
         rows: tuple[Row, ...] = ()
-        if isinstance(newest, int) and newest >= self._next:
-            rows = await self._rows(newest, min(most_rows, MOST_BINS))
-            self._next = newest + 1
-        return News(
-            rows=rows, findings=await self._findings(over=over), over=over, status=str(run.get("status") or "running")
-        )
+        if isinstance(newest, int) and newest >= first:
+            rows = await self._rows(first, newest, min(most_rows, MOST_BINS))
+        findings = await self._findings(over=over)
+        if rows:  # all requests were answered: otherwise the next call returns these rows
+            self._next[attempt] = newest + 1
+        return News(rows=rows, findings=findings, over=over, status=str(run.get("status") or "running"))
 
     async def summary(self) -> Mapping[str, Any]:
         """The document of ``summary.json``."""
@@ -226,8 +230,8 @@ class RunFeed:
         self._stretches.update(key for key, _ in fresh)
         return tuple(stretch for _, stretch in fresh)
 
-    async def _rows(self, newest: int, most: int) -> tuple[Row, ...]:
-        span = {"first": self._next, "last": newest, "bins": most}
+    async def _rows(self, first: int, newest: int, most: int) -> tuple[Row, ...]:
+        span = {"first": first, "last": newest, "bins": most}
         steps = await self._api.get(f"{self._path}/steps", **span)
         metrics = await self._api.get(f"{self._path}/metrics", **span)
         values: list[dict[str, float]] = [{} for _ in steps["last"]]
