@@ -14,7 +14,7 @@ import pytest
 @pytest.mark.parametrize("name", ["processor", "memory", "disk"])
 def test_a_load_prints_its_rates_and_what_kept_it_from_running(name: str, tmp_path: Path) -> None:
     where = str(min(os.sched_getaffinity(0))) if name == "processor" else str(tmp_path)
-    command = [sys.executable, "-m", "stepscope.node_check.loads", name, "0.01", where]
+    command = [sys.executable, "-m", "stepscope.node_check.loads", name, "0.01", where, str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert len(found["rates"]) >= 3
@@ -26,5 +26,5 @@ def test_a_load_prints_its_rates_and_what_kept_it_from_running(name: str, tmp_pa
 def test_without_a_gpu_there_is_nothing_of_it(tmp_path: Path) -> None:
     if Path("/proc/driver/nvidia/version").exists():
         pytest.skip("this machine has a GPU")
-    command = [sys.executable, "-m", "stepscope.node_check.loads", "gpu", "0.01", str(tmp_path)]
+    command = [sys.executable, "-m", "stepscope.node_check.loads", "gpu", "0.01", str(tmp_path), str(os.getpid())]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "{}\n"

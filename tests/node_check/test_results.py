@@ -17,15 +17,58 @@ def result(host: str = "n1", **figures: Any) -> dict[str, Any]:
     return {"version": 1, "host": host, "kind": "CPU", "figures": figures or {"memory": 12.0}}
 
 
-def test_the_past_is_private_and_bounded(tmp_path: Path) -> None:
+def test_the_past_is_private_and_by_host(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path)}
-    assert read_past(environ) == []
+    assert read_past(environ, "n1") == []
     for number in range(1, 4):
         append_past(result(memory=float(number)), environ)
-    assert [each["figures"]["memory"] for each in read_past(environ)] == [1.0, 2.0, 3.0]
-    path = tmp_path / "stepscope" / "probe.jsonl"
+    append_past(result("n2"), environ)
+    assert [each["figures"]["memory"] for each in read_past(environ, "n1")] == [1.0, 2.0, 3.0]
+    path = tmp_path / "stepscope" / "probe" / "n1.jsonl"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (path.parent, path.parent.parent)] == [0o700, 0o700]
+
+
+def large(number: int, host: str = "gpu-017") -> dict[str, Any]:
+    """As a node with eight GPUs writes it, with its verdict."""
+    figures = {f"gpu{gpu}_{what}": 600.0 + number for gpu in range(8) for what in ("matmul", "memory")}
+    compared = [
+        {"name": name, "value": 1.0, "usual": 1.0, "against": "its past (30 checks)", "low": False} for name in figures
+    ]
+    return {**result(host, **figures), "state": "fit", "title": "x" * 800, "compared": compared}
+
+
+def test_many_large_results_do_not_end_the_past(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    for number in range(500):
+        append_past(large(number), environ)
+    past = read_past(environ, "gpu-017")
+    assert len(past) >= 30
+    assert past[-1]["figures"]["gpu0_matmul"] == 1099.0
+    assert (past[-1]["state"], past[-1]["host"], past[-1]["kind"]) == ("fit", "gpu-017", "CPU")
+
+
+def test_results_too_large_for_the_file_leave_the_newest(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    for number in range(5):
+        append_past(result(**{f"figure{at}": number + 1.0 for at in range(20_000)}), environ)
+    past = read_past(environ, "n1")
+    assert 1 <= len(past) < 5
+    assert past[-1]["figures"]["figure0"] == 5.0
+
+
+def test_the_old_file_of_all_hosts_is_read_until_there_is_a_file_of_this_host(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    old = tmp_path / "stepscope" / "probe.jsonl"
+    old.parent.mkdir()
+    old.write_text("".join(json.dumps(large(number, f"n{number % 2}")) + "\n" for number in range(400)))
+    assert old.stat().st_size > 1 << 20
+    assert len(read_past(environ, "n1")) == 200
+    append_past(large(400, "n1"), environ)
+    assert {each["host"] for each in read_past(environ, "n1")} == {"n1"}
+    assert len(read_past(environ, "n0")) == 200
+    old.unlink()
+    assert len(read_past(environ, "n1")) == 200
 
 
 def test_nodes_read_each_other_and_not_themselves(tmp_path: Path) -> None:

@@ -108,6 +108,9 @@ def judge(result: Mapping[str, Any], past: Sequence[Mapping[str, Any]], peers: S
         return Verdict(state="busy", title=what + then, rows=rows, reasons=tuple(low))
     known = sum(row.usual is not None for row in rows)
     unknown = "" if known else " so far; there is too little to compare it with"
+    if skipped := result.get("skipped"):
+        without = ", ".join(f"{name} ({reason})" for name, reason in skipped.items())
+        unknown = f" as far as it was measured, without {without}"
     return Verdict(state="fit", title=f"{host} is fit{unknown}.", rows=rows)
 
 

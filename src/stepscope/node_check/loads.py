@@ -1,9 +1,9 @@
-"""What is measured, each in a separate process: ``python -m stepscope.node_check.loads NAME SECONDS WHERE``.
+"""What is measured, each in a separate process: ``python -m stepscope.node_check.loads NAME SECONDS WHERE PARENT``.
 
 Each prints one line of JSON: ``rates``, of short rounds, and how long the process itself was kept from running, because
 that says whether a low rate is the node's or comes from its neighbors. A separate process can be killed if a driver
 or a file system never answers, and leaves no context on a GPU. The file of the disk test has no name, so nothing is
-left if it is killed.
+left if it is killed. It does not outlive the process that started it (PARENT).
 
 Rates of processors and memory are per second of CPU time: other programs make a test take longer, but hardly slower
 per second that it runs.
@@ -11,9 +11,12 @@ per second that it runs.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
+import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -33,6 +36,9 @@ FILE_BYTES = 512 << 20
 ROUND_BYTES = 16 << 20
 MATRIX = 8192
 MESSAGE_BYTES = 16 << 20
+LEAST_FREE_BYTES = 2 << 30
+"""Space below which the disk is not measured."""
+PR_SET_PDEATHSIG = 1
 
 
 def processor(seconds: float, core: str) -> dict[str, Any]:
@@ -64,7 +70,13 @@ def memory(seconds: float, _where: str) -> dict[str, Any]:
 
 
 def disk(seconds: float, folder: str) -> dict[str, Any]:
-    """Write and sync, then read back from the disk, in GB per second."""
+    """Write and sync, then read back from the disk, in GB per second. Any call may block on a dead mount."""
+    try:
+        folder = str(Path(folder).resolve())
+        if shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
+            return {"skipped": "less than 2 GiB are free"}
+    except OSError as error:
+        return {"skipped": error.strerror or "the folder cannot be read"}
     with tempfile.TemporaryFile(dir=folder, prefix=".stepscope-probe-") as file:
         fd = file.fileno()
         block = os.urandom(ROUND_BYTES)
@@ -197,9 +209,10 @@ def _rounds(seconds: float, work: Callable[[], float], *, by_wall: bool = False)
 
 
 def main() -> None:
-    name, seconds, where = sys.argv[1:4]
-    if name == "disk":
-        where = str(Path(where).resolve())
+    name, seconds, where, parent = sys.argv[1:5]
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        return  # it ended before this process could ask for the signal
     print(json.dumps(LOADS[name](float(seconds), where)))
 
 

@@ -1,7 +1,9 @@
 """Run the loads one after the other within a time limit, and sum them up as one result.
 
 Every load is a process group that is killed when its time is over or when the check itself ends, so a check cannot
-outlast its limit by more than a moment, and nothing is left behind.
+outlast its limit by more than a moment, and nothing is left behind: if the check itself is killed, so are its loads
+(``loads.py``). A process that the kernel cannot kill, because a driver or a file system does not answer, is not waited
+for.
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ import contextlib
 import json
 import os
 import platform
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +28,45 @@ from stepscope.agent.sampling.off_cpu import CgroupQuota
 
 __all__ = ["LONGEST_S", "measure_node"]
 
+Answers = list[dict[str, Any] | None]
+Run = Callable[[Sequence[tuple[str, str]], float, float], Answers]
+"""Runs loads side by side: their names and places, how long each measures, and until when it may take."""
+
 LONGEST_S = 120.0
 START_S = 20.0
 """How long a process may take to start (loading torch from a network file system), beyond the time of its load."""
+STARTS_S = 40.0
+"""The same for all loads together."""
 SHARES = {"processor": 0.4, "memory": 0.2, "disk": 0.3, "gpu": 0.6, "links": 0.3}
-"""Of the time that the user gives, at most; GPU and links are seldom there."""
-LEAST_FREE_BYTES = 2 << 30
-"""Space below which the disk is not measured."""
+"""How the time is divided between the loads that this node has; links and GPU are rare."""
+KILLED_S = 1.0
+"""How long to wait for processes that were killed."""
+LATE = "no answer within its time"
+NO_TORCH = "there is no torch that can use it"
 
 
-def measure_node(seconds: float, folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+def measure_node(
+    seconds: float,
+    folder: Path,
+    environ: Mapping[str, str],
+    *,
+    run: Run | None = None,
+    now_s: Callable[[], float] = time.monotonic,
+    has_gpu: Callable[[], bool] | None = None,
+) -> dict[str, Any]:
     """Return the result; figures that could not be measured are left out, with the reason in ``skipped``."""
-    deadline = time.monotonic() + min(seconds + START_S, LONGEST_S)
-    first = _is_first_of_node(environ)
+    seconds = min(seconds, LONGEST_S - STARTS_S)
+    gpu = (has_gpu or _has_gpu)()
+    distributed = int(environ.get("WORLD_SIZE", "1")) > 1
+    # Links first: the ranks of other nodes are waiting. Those that only help measure them as long as the first rank.
+    names = [*(["links"] if distributed else []), "processor", "memory", "disk", *(["gpu"] if gpu else [])]
+    whole = sum(SHARES[name] for name in names)
+    check = _Check(
+        seconds={name: seconds * SHARES[name] / whole for name in names},
+        until_s=now_s() + seconds + STARTS_S,
+        run=run or _run,
+        now_s=now_s,
+    )
     result: dict[str, Any] = {
         "version": 1,
         "host": platform.node(),
@@ -47,13 +75,28 @@ def measure_node(seconds: float, folder: Path, environ: Mapping[str, str]) -> di
         "figures": {},
         "skipped": {},
     }
-    if int(environ.get("WORLD_SIZE", "1")) > 1:
-        _add(result, "links", seconds, folder, deadline)  # first: the ranks of other nodes are waiting
-    if first:
-        result |= _processors(seconds, deadline, result)
-        for name in ("memory", "disk", "gpu"):
-            _add(result, name, seconds, folder, deadline)
+    for name in names if _is_first_of_node(environ) else names[: int(distributed)]:
+        if name == "processor":
+            result |= _processors(check, result)
+        else:
+            _add(check, result, name, folder)
     return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Check:
+    """How the time of a check is divided."""
+
+    seconds: Mapping[str, float]
+    """By load, how long it measures."""
+    until_s: float
+    run: Run
+    now_s: Callable[[], float]
+
+    def answers(self, name: str, places: Sequence[str]) -> Answers:
+        """Run a load once for each place, side by side; None for one that fails or takes too long."""
+        took_s = self.seconds[name]
+        return self.run([(name, place) for place in places], took_s, min(self.now_s() + took_s + START_S, self.until_s))
 
 
 def _is_first_of_node(environ: Mapping[str, str]) -> bool:
@@ -73,7 +116,7 @@ def _kind() -> str:
 # -- processors -------------------------------------------------------------------------------------------------------
 
 
-def _processors(seconds: float, deadline: float, result: dict[str, Any]) -> dict[str, Any]:
+def _processors(check: _Check, result: dict[str, Any]) -> dict[str, Any]:
     """All cores at once, as many as a quota lets run, and what kept them from running."""
     quota = CgroupQuota(os.getpid())
     cores = sorted(os.sched_getaffinity(0))
@@ -81,11 +124,11 @@ def _processors(seconds: float, deadline: float, result: dict[str, Any]) -> dict
     used = cores if allowed is None else cores[: max(1, int(allowed))]
     before, began = psutil.cpu_times(), time.monotonic()
     own = os.times()
-    rows = [row for row in _run([("processor", str(core)) for core in used], seconds * 0.4, deadline) if row]
+    rows = [row for row in check.answers("processor", [str(core) for core in used]) if row]
     spent, took_s, after = os.times(), time.monotonic() - began, psutil.cpu_times()
     throttled = quota.sample().get("throttled", 0.0)
     if not rows:
-        result["skipped"]["processor"] = "no answer within its time"
+        result["skipped"]["processor"] = LATE
         return {}
     speeds = [statistics.median(row["rates"]) for row in rows]
     wall_s = sum(row["wall_s"] for row in rows)
@@ -114,17 +157,16 @@ def _processors(seconds: float, deadline: float, result: dict[str, Any]) -> dict
 # -- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def _add(result: dict[str, Any], name: str, seconds: float, folder: Path, deadline: float) -> None:
+def _add(check: _Check, result: dict[str, Any], name: str, folder: Path) -> None:
     figures, skipped = result["figures"], result["skipped"]
-    if name == "disk" and (reason := _why_no_disk(folder)):
-        skipped[name] = reason
-        return
-    if name == "gpu" and not _has_gpu():
-        return
-    (row,) = _run([(name, str(folder))], seconds * SHARES[name], deadline)
+    (row,) = check.answers(name, [str(folder)])
     if row is None:
-        skipped[name] = "no answer within its time"
+        skipped[name] = LATE
+    elif "skipped" in row:
+        skipped[name] = str(row["skipped"])
     elif name == "gpu":
+        if not row.get("gpus"):
+            skipped[name] = NO_TORCH
         for index, device in enumerate(row.get("gpus", ())):
             figures[f"gpu{index}_matmul"] = _rounded(device["tflops"])
             figures[f"gpu{index}_memory"] = _rounded(device["memory_gb_s"])
@@ -143,14 +185,6 @@ def _add(result: dict[str, Any], name: str, seconds: float, folder: Path, deadli
         result["waited"] = max(result.get("waited", 0.0), _rounded(waited))
 
 
-def _why_no_disk(folder: Path) -> str:
-    try:
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        return error.strerror or "the folder cannot be read"
-    return "less than 2 GiB are free" if free < LEAST_FREE_BYTES else ""
-
-
 def _has_gpu() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists()
 
@@ -162,13 +196,12 @@ def _rounded(value: float) -> float:
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-def _run(loads: Sequence[tuple[str, str]], seconds: float, deadline: float) -> list[dict[str, Any] | None]:
+def _run(loads: Sequence[tuple[str, str]], seconds: float, until_s: float) -> Answers:
     """Run loads side by side; None for one that fails or takes too long."""
-    limit = min(time.monotonic() + seconds + START_S, deadline)
     children: list[subprocess.Popen[str]] = []
     try:
         for name, where in loads:
-            command = [sys.executable, "-m", "stepscope.node_check.loads", name, str(seconds), where]
+            command = [sys.executable, "-m", "stepscope.node_check.loads", name, str(seconds), where, str(os.getpid())]
             children.append(
                 subprocess.Popen(
                     command,
@@ -179,17 +212,20 @@ def _run(loads: Sequence[tuple[str, str]], seconds: float, deadline: float) -> l
                     start_new_session=True,
                 )
             )
-        return [_answer(child, limit) for child in children]
+        return [_answer(child, until_s) for child in children]
     finally:
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
+        killed_s = time.monotonic() + KILLED_S
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.communicate(timeout=max(killed_s - time.monotonic(), 0.0))
 
 
-def _answer(child: subprocess.Popen[str], limit: float) -> dict[str, Any] | None:
+def _answer(child: subprocess.Popen[str], until_s: float) -> dict[str, Any] | None:
     try:
-        text, _ = child.communicate(timeout=max(limit - time.monotonic(), 0.1))
+        text, _ = child.communicate(timeout=max(until_s - time.monotonic(), 0.1))
         answer = json.loads(text)
     except (subprocess.TimeoutExpired, ValueError):
         return None

@@ -1,7 +1,8 @@
 """Results of earlier checks: of this node in a private file, of other nodes in a folder that they share.
 
-    $XDG_STATE_HOME/stepscope/probe.jsonl     the last checks of this user on every host (the folder may be shared)
-    FOLDER/HOST.json                          the newest result of each node
+    $XDG_STATE_HOME/stepscope/probe/HOST.jsonl    the last checks of this user on a host (the folder may be shared)
+    $XDG_STATE_HOME/stepscope/probe.jsonl         those of all hosts, as once written: read until the host has its file
+    FOLDER/HOST.json                              the newest result of each node
 
 Everything that is read is bounded, and what is not one of our results is skipped: a shared folder may hold anything.
 """
@@ -21,29 +22,45 @@ from stepscope.store.user_runs import state_path
 
 __all__ = ["append_past", "publish", "read_past", "read_peers", "read_results"]
 
-PAST = "probe.jsonl"
-MOST_PAST = 400
+PAST = "probe"
+OLD_PAST = "probe.jsonl"
+JUDGED = ("version", "host", "kind", "wall_s", "state", "figures")
+"""What is kept of a past result: what ``judge`` reads, and when it was."""
+MOST_PAST = 200
 MOST_PEERS = 4096
 MOST_BYTES = 1 << 20
 VERSION = 1
 
 
-def read_past(environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the results of earlier checks, the oldest first."""
-    path = state_path(environ) / PAST
-    try:
-        lines = read_document(path, most=MOST_BYTES).decode(errors="replace").splitlines()
-    except (OSError, ValueError):
-        return []
-    return [result for line in lines if (result := _result(line)) is not None]
+def read_past(environ: Mapping[str, str], host: str) -> list[dict[str, Any]]:
+    """Return the results of earlier checks of a host, the oldest first."""
+    path = _past_path(environ, host)
+    if path.exists():
+        return _lines_of(path, MOST_BYTES)
+    # Its last line may have made that file larger than it was allowed to be.
+    return [result for result in _lines_of(state_path(environ) / OLD_PAST, 2 * MOST_BYTES) if result["host"] == host]
 
 
 def append_past(result: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Add a result, and drop the oldest ones. Of two checks at the same moment one may be lost."""
-    path = state_path(environ) / PAST
+    """Add a result, and drop the oldest ones; OSError if they cannot be written.
+
+    Of two checks at the same moment one may be lost.
+    """
+    path = _past_path(environ, str(result["host"]))
     private_folder(path.parent)
-    newest = [*read_past(environ), dict(result)][-MOST_PAST:]
-    write_private(path, "".join(json.dumps(each) + "\n" for each in newest))
+    newest: list[str] = []
+    size = 0
+    for each in [result, *reversed(read_past(environ, str(result["host"])))][:MOST_PAST]:
+        line = json.dumps({name: each[name] for name in JUDGED if name in each}) + "\n"
+        size += len(line)
+        if size > MOST_BYTES:
+            break
+        newest.append(line)
+    write_private(path, "".join(reversed(newest)))
+
+
+def _past_path(environ: Mapping[str, str], host: str) -> Path:
+    return state_path(environ) / PAST / f"{host_in_name(host)}.jsonl"
 
 
 def read_peers(folder: Path, own: str) -> list[dict[str, Any]]:
@@ -72,6 +89,14 @@ def publish(result: Mapping[str, Any], folder: Path) -> None:
             new.write_text(json.dumps(dict(result)) + "\n")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+
+
+def _lines_of(path: Path, most: int) -> list[dict[str, Any]]:
+    try:
+        lines = read_document(path, most=most).decode(errors="replace").splitlines()
+    except (OSError, ValueError):
+        return []
+    return [result for line in lines if (result := _result(line)) is not None]
 
 
 def _results_in(path: Path) -> list[dict[str, Any]]:

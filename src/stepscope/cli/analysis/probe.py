@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from stepscope.errors import UsageError
-from stepscope.records.text import printable
+from stepscope.records.text import printable, say
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
@@ -58,32 +63,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepscope.node_check import append_past, judge, measure_node, publish, read_past, read_peers, read_results
+    from stepscope.node_check import judge, measure_node, read_past, read_peers, read_results
 
-    for folder in (args.disk, args.peers):
-        if folder is not None and not folder.is_dir():
-            raise UsageError(f"{folder} is not a folder")
+    # The folder for the disk is not looked at here: a mount that does not answer would block the check itself.
+    if args.peers is not None and not args.peers.is_dir():
+        raise UsageError(f"{args.peers} is not a folder")
     references = read_results(args.against) if args.against else []
     seconds = QUICK_S if args.quick else args.seconds or DEFAULT_S
-    result = measure_node(seconds, args.disk, os.environ)
+    with _loads_end_with_it():
+        result = measure_node(seconds, args.disk, os.environ)
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return 0  # only helps to measure links; the first rank of each node reports
-    past = [] if args.no_past else read_past(os.environ)
+    past = [] if args.no_past else read_past(os.environ, result["host"])
     # A file that was given counts as the node's own past, however short: it is the reference that the user wants.
     own = [{**each, "host": result["host"], "state": "fit"} for each in references for _ in range(5)]
-    peers = read_peers(args.peers, result["host"]) if args.peers else []
+    peers, problem = [], ""
+    try:
+        peers = read_peers(args.peers, result["host"]) if args.peers else []
+    except UsageError as error:
+        problem = str(error)
     verdict = judge(result, [*past, *own], peers)
     result = {**result, **verdict.to_dict()}
-    if not args.no_past:
-        append_past(result, os.environ)
-    if args.peers:
-        publish(result, args.peers)
     if args.json:
-        print(json.dumps(result, indent=2))
+        print(json.dumps(result, indent=2), flush=True)
     else:
         print(printable(f"{MARKS[verdict.state]} {verdict.title}"))
         for row in verdict.rows:
             print(printable(f"    {'!' if row.low else ' '} {row.text}"))
         for name, reason in result["skipped"].items():
             print(printable(f"      {name}: not measured, {reason}"))
+        sys.stdout.flush()
+    for text in filter(None, [problem, *_stored(result, args)]):
+        say(text)
     return UNFIT if verdict.state == "unfit" else 0
+
+
+def _stored(result: Mapping[str, Any], args: argparse.Namespace) -> Iterator[str]:
+    """Keep the result for later checks and for peers; yield what failed. The verdict holds either way."""
+    from stepscope.node_check import append_past, publish
+
+    if not args.no_past:
+        try:
+            append_past(result, os.environ)
+        except OSError as error:
+            yield f"the result cannot be kept for later checks: {error}"
+    if args.peers:
+        try:
+            publish(result, args.peers)
+        except UsageError as error:
+            yield str(error)
+
+
+@contextmanager
+def _loads_end_with_it() -> Iterator[None]:
+    """SIGTERM ends Python in the usual way, so that the loads, each in a session of its own, are killed at once."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
