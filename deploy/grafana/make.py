@@ -554,7 +554,7 @@ ALERTS = (
         "1m",
         "critical",
         "Run {{ $labels.run }} hangs: {{ $value }} ranks make no progress.",
-        "Its page and `stepscope hang RUN` say which rank blocks it, and at which line.",
+        "Its page and `stepscope report RUN` say which rank blocks it, and at which line.",
         "docs/hangs.md",
     ),
     Alert(

@@ -59,8 +59,8 @@ def test_all_of_it() -> None:
         },
         "advice": [
             "Begin at train.py:41 in next_batch.",
-            "All ranks of a group have to make the same calls in the same order.",
-            "Look for a branch, an early return or an exception handler that only some ranks take.",
+            "Rank 1 does not get to the call: find out what that line waits for.",
+            "What failed before is often in its log, and who should wake it in the stacks of its other threads.",
         ],
         "confidence": 0.95,
     }

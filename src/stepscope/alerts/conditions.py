@@ -471,7 +471,7 @@ def _no_step(rule: Rule, seen: Observation, state: RuleState) -> _Measured:
         since_step=seen.step,
         since_wall_ns=since_ns,
         cost=_stopped_cost(seen, since_ns),
-        advice=("`stepscope hang RUN` shows where each rank is.",),
+        advice=("`stepscope report RUN` shows where each rank is.",),
     )
 
 

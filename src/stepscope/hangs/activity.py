@@ -24,9 +24,11 @@ from stepscope.records.hang import Frame, ThreadStack, WaitingIn
 from stepscope.records.steps import COMPUTE_PHASES
 
 __all__ = [
+    "BLOCKED",
     "FOR_PROCESS",
     "FOR_USER",
     "WAITING",
+    "WAITS",
     "Activity",
     "Doing",
     "doing_from_dump",

@@ -28,6 +28,7 @@ from stepscope.flight.wording import (
     ranks_text,
     steps_text,
 )
+from stepscope.hangs.activity import BLOCKED, WAITS
 from stepscope.hangs.thresholds import SURE, UNSURE
 from stepscope.records.collectives import group_name
 from stepscope.records.finding import Finding
@@ -85,6 +86,8 @@ def advice_for(record: HangRecord) -> tuple[str, ...]:
         return (*_where(record), *_of_host(record))
     if record.kind == "hang_deadlock" and (left_out := _left_out(record)):
         return left_out
+    if record.kind == "hang_missing_collective" and (stuck := _stuck_before_call(record)):
+        return (*_where(record), *stuck)
     if record.kind == "rank_crashed" and record.over is not None:
         return (*_where(record), "Check its log for the reason.")
     if record.kind == "rank_lost" and record.culprits:
@@ -117,6 +120,24 @@ def _left_out(record: HangRecord) -> tuple[str, ...]:
         )
         return text, "If it comes later there by design, make all ranks use the groups in the same order."
     return ()
+
+
+def _stuck_before_call(record: HangRecord) -> tuple[str, ...]:
+    """Advice if the culprits wait at a line of their own: no branch leads around the call, they do not get to it."""
+    if not record.culprits or not all(_waits_alone(culprit.reason) for culprit in record.culprits):
+        return ()
+    ranks = ranks_text([culprit.rank for culprit in record.culprits], start=True)
+    its = "its" if len(record.culprits) == 1 else "a rank's"
+    past = "did not get" if record.over is not None else "does not get" if len(record.culprits) == 1 else "do not get"
+    return (
+        f"{ranks} {past} to the call: find out what that line waits for.",
+        f"What failed before is often in {its} log, and who should wake it in the stacks of its other threads.",
+    )
+
+
+def _waits_alone(reason: str) -> bool:
+    does = reason.partition("; it ")[2]
+    return does.startswith(("sleeps", BLOCKED, *(words for _, words in WAITS)))
 
 
 def _of_input(record: HangRecord) -> tuple[str, ...]:

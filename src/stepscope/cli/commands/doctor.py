@@ -6,6 +6,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ __all__ = ["checks", "privacy_checks"]
 HELP = "check this machine: what Stepscope can and cannot measure here"
 
 MOST_NAMED = 5
+OLDEST_TORCH = (2, 10)
+"""The oldest version that the tests run with."""
 GLYPH = {"good": "✔", "weak": "▲", "bad": "✖"}
 
 
@@ -81,9 +84,17 @@ def _torch() -> Check:
             advice="install Stepscope in the same environment as torch",
         )
     version = importlib.metadata.version("torch")
-    if int(version.split(".")[0]) < 2:
-        return Check(state="bad", what=f"torch {version}", advice="Stepscope needs torch 2")
-    return Check(state="good", what=f"torch {version}")
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or tuple(map(int, numbers.groups())) >= OLDEST_TORCH:
+        return Check(state="good", what=f"torch {version}")
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    if int(numbers[1]) < OLDEST_TORCH[0]:
+        return Check(state="bad", what=f"torch {version}", advice=f"Stepscope needs torch {oldest} or later")
+    return Check(
+        state="weak",
+        what=f"torch {version}",
+        advice=f"Stepscope is tested with torch {oldest} and later; use one of these",
+    )
 
 
 def _shared_memory() -> Check:
