@@ -181,11 +181,12 @@ class RunFeed:
         attempt = int(run.get("attempt") or 0)
         first = self._next.get(attempt, 0)
         rows: tuple[Row, ...] = ()
+        read_to: dict[int, int] = {}
         if isinstance(newest, int) and newest >= first:
+            read_to[attempt] = newest + 1
             rows = await self._rows(first, newest, min(most_rows, MOST_BINS))
         findings = await self._findings(over=over)
-        if rows:  # all requests were answered: otherwise the next call returns these rows
-            self._next[attempt] = newest + 1
+        self._next.update(read_to)  # now that all requests were answered: otherwise the next call returns these rows
         return News(rows=rows, findings=findings, over=over, status=str(run.get("status") or "running"))
 
     async def summary(self) -> Mapping[str, Any]:
