@@ -87,9 +87,22 @@ def hung(kind: Any, *, state: str = "S", culprits: tuple[int, ...] = (2,)) -> Ru
     return failed(None, hangs=(hang,))
 
 
-def node_gone() -> RunData:
-    node = {"node": 1, "host": "node1", "bye": None, "here": False, "replaced_by": ""}
-    return failed(2, state="vanished", nodes=({"node": 0, "host": "node0", "here": True, "bye": None}, node))
+def with_nodes(run: RunData, *, silent_s: float = 0.0, events: tuple[dict[str, Any], ...] = ()) -> RunData:
+    """The job of node 0; nodes 1 and 2 never reported their end, node 1 was last heard of some time before node 2."""
+    nodes: list[dict[str, Any]] = [{"node": number, "host": f"node{number}", "bye": None} for number in (0, 1, 2)]
+    for node in nodes:
+        silent_ns = round(silent_s * SECOND) if node["node"] == 1 else 0
+        heard_ns = ANCHOR_WALL_NS + 120 * SECOND - silent_ns
+        node |= {"here": node["node"] == 0, "replaced_by": "", "heard_wall_ns": heard_ns}
+    return replace(run, nodes=tuple(nodes), events=events)
+
+
+def hub_event(event: str, at_s: float, **more: Any) -> dict[str, Any]:
+    return {"event": event, "node": 1, "host": "node1", "wall_ns": ANCHOR_WALL_NS + round(at_s * SECOND), **more}
+
+
+def without_end(run: RunData) -> RunData:
+    return replace(run, meta={**run.meta, "end": None})
 
 
 def finished(*, steps: tuple[int, ...] = (50, 50, 50, 50)) -> RunData:
@@ -110,7 +123,25 @@ DEATHS: dict[str, Callable[[], RunData]] = {
     "assertion": lambda: failed(1, "AssertionError", "batch has 3 labels"),
     "SIGKILL": lambda: killed(1, -9),
     "segmentation fault": lambda: killed(1, -11),
-    "node gone": node_gone,
+    "node gone": lambda: with_nodes(failed(2, state="vanished"), events=(hub_event("node_lost", 40),)),
+    "node gone, after its hub": lambda: with_nodes(failed(2, state="vanished"), silent_s=70),
+    "node gone and back": lambda: with_nodes(
+        failed(2, state="vanished"), events=(hub_event("node_lost", 20), hub_event("node_back", 40))
+    ),
+    "node gone, peers lose connections": lambda: with_nodes(
+        failed(0, "RuntimeError", "[gloo/transport/tcp/pair.cc:537] Connection reset by peer"),
+        events=(hub_event("node_lost", 40),),
+    ),
+    "node gone, then preempted": lambda: with_nodes(interrupted(143), events=(hub_event("node_lost", 1),)),
+    "head node gone": lambda: with_nodes(without_end(failed(None))),
+    "SIGTERM, nodes killed at once": lambda: with_nodes(interrupted(143), events=(hub_event("node_lost", 75),)),
+    "Ctrl-C, nodes killed at once": lambda: with_nodes(interrupted(130)),
+    "hang, nodes killed at once": lambda: with_nodes(
+        hung("hang_missing_collective"), events=(hub_event("node_lost", 75),)
+    ),
+    "code error, nodes killed at once": lambda: with_nodes(
+        failed(0, "ValueError", "bad shape"), events=(hub_event("node_lost", 75),)
+    ),
     "NCCL timeout": lambda: failed(
         1,
         "DistBackendError",
@@ -194,6 +225,19 @@ def test_what_comes_back_is_not_started_again(earlier: list[AttemptEnd], decisio
     """Rank 1, on node0, was killed after step 49."""
     advice = advise(killed(1, -9), earlier=earlier)
     assert (advice.decision, advice.cause) == (decision, cause)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "decision"),
+    [
+        ([end(cause="preempted", step=None, steps=0)] * 2, "restart"),
+        ([end(cause="temporary_error", step=None, steps=0), end(cause="preempted", step=None, steps=0)], "restart"),
+        ([end(cause="temporary_error", step=None, steps=0)] * 2, "stop"),
+    ],
+)
+def test_a_preemption_before_the_first_step_is_no_failure(earlier: list[AttemptEnd], decision: str) -> None:
+    run = replace(failed(1, "TimeoutError", "rendezvous timed out"), ranks=())
+    assert advise(run, earlier=earlier).decision == decision
 
 
 def test_attempts_that_never_reach_a_step() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from stepscope.diagnosis.engine.attempts import Attempt, attempts_of
 from stepscope.diagnosis.rules.crashes import Failure, failures_in, memory_low, message_shown
 from stepscope.flight.stacks import TRACEBACK_FRAME
+from stepscope.records.hang import HangRecord
 from stepscope.records.series import RankError, RunData
 from stepscope.records.text import count_text, named_ranks
 
@@ -91,6 +92,9 @@ REPETITIONS: Mapping[str, tuple[Decision, str]] = {
 ATTEMPTS_WITHOUT_STEP = 3
 """So many attempts in a row without any step are no coincidence."""
 FAILURES_OF_HOST = 2
+SILENT_S = 60.0
+"""A node that the hub heard from for so much shorter than from others is lost; the hub itself may have been killed."""
+NODE_EVENTS = ("node_lost", "node_back", "node_joined", "node_replaced", "node_bye")
 UNEVEN = 0.1
 """Ranks of a finished job may differ by this share of the steps: some have fewer batches."""
 
@@ -220,7 +224,7 @@ def _repetition(before: Sequence[AttemptEnd], end: AttemptEnd) -> tuple[str, str
     if same:
         return "same_failure", f"attempt {same[-1].attempt} ended in the same way after step {end.step}"
     idle = 0
-    for each in reversed((*before, end)):
+    for each in reversed((*failed, end)):
         if each.steps:
             break
         idle += 1
@@ -291,7 +295,7 @@ def _cause(
     status = end.get("status") if isinstance(end, Mapping) else None
     code = end.get("exit_code") if isinstance(end, Mapping) else None
     ended: Evidence = (("run.json", f"{status}, exit code {code}"),) if status else ()
-    lost = _lost_host(run) if attempt.is_last else None
+    lost = _lost_host(run, attempt, lead, status) if attempt.is_last else None
     if lost is not None:
         return "node_lost", (lost[1], *ended), lost[0]
     if status == "finished":
@@ -303,7 +307,8 @@ def _cause(
         return hang
     if lead is None:
         if status is None or attempt.series:
-            return ("vanished" if attempt.series else "unknown"), ended, None
+            evidence = ended or (("run.json", "no end was recorded"),)
+            return ("vanished" if attempt.series else "unknown"), evidence, None
         return "exit_code", ended, None
     text = (_source(error), _sentence(lead))
     if lead.at_exit and all(series.state == "exited" for series in attempt.series):
@@ -401,13 +406,7 @@ def _cause_of_exception(lead: Failure, traceback: str) -> str:
 
 def _hang(run: RunData, attempt: Attempt, lead: Failure | None) -> tuple[str, Evidence, str | None] | None:
     """The cause if the attempt ended in a hang, as the watchdog or the Flight Recorders judged it."""
-    begun_ns = min((series.anchor_wall_ns for series in attempt.series), default=0)
-    until_ns = max((series.ended_wall_ns or 0 for series in attempt.series), default=0)
-    hangs = [
-        hang
-        for hang in run.hangs
-        if hang.over != "recovered" and hang.threshold_s and begun_ns <= hang.stopped_wall_ns <= (until_ns or 1 << 62)
-    ]
+    hangs = _hangs_of(run, attempt)
     if not hangs:
         return _flight(run) if attempt.is_last and run.flight.get("nccl_dumps") else None
     hang = hangs[-1]
@@ -424,6 +423,17 @@ def _hang(run: RunData, attempt: Attempt, lead: Failure | None) -> tuple[str, Ev
     return "hang", evidence, host
 
 
+def _hangs_of(run: RunData, attempt: Attempt) -> list[HangRecord]:
+    """Those of an attempt that it did not recover from."""
+    begun_ns = min((series.anchor_wall_ns for series in attempt.series), default=0)
+    until_ns = max((series.ended_wall_ns or 0 for series in attempt.series), default=0)
+    return [
+        hang
+        for hang in run.hangs
+        if hang.over != "recovered" and hang.threshold_s and begun_ns <= hang.stopped_wall_ns <= (until_ns or 1 << 62)
+    ]
+
+
 def _flight(run: RunData) -> tuple[str, Evidence, str | None] | None:
     kind = next((f.get("kind") for f in run.flight.get("findings", ()) if isinstance(f, Mapping)), None)
     title = next((str(f.get("title")) for f in run.flight.get("findings", ()) if isinstance(f, Mapping)), "")
@@ -431,16 +441,59 @@ def _flight(run: RunData) -> tuple[str, Evidence, str | None] | None:
     return ("collective_mismatch" if kind in DISAGREEMENTS else "communication_error"), evidence, ""
 
 
-def _lost_host(run: RunData) -> tuple[str, tuple[str, str]] | None:
-    """The host of a node that never said goodbye, while others did or the job failed."""
-    end = run.meta.get("end")
-    if isinstance(end, Mapping) and end.get("status") == "finished":
+def _lost_host(
+    run: RunData, attempt: Attempt, lead: Failure | None, status: object
+) -> tuple[str, tuple[str, str]] | None:
+    """The host of a node that was lost while the job ran.
+
+    A node without a last word is not lost: a job that ends is often killed on all hosts at once.  Either the run's hub
+    called it lost, or the others were heard of for much longer; and nothing else had ended the job before.
+    """
+    if status == "finished":
         return None
+    places = {series.rank: series.identity.host for series in attempt.series}
+    begun_ns = min((series.anchor_wall_ns for series in attempt.series), default=0)
+    hung_ns = min((hang.declared_wall_ns for hang in _hangs_of(run, attempt)), default=1 << 62)
+    newest_ns = max((_heard_ns(node) for node in run.nodes), default=0)
     for node in run.nodes:
-        if not node.get("here") and node.get("bye") is None and not node.get("replaced_by"):
-            host = str(node.get("host"))
+        host, heard_ns = str(node.get("host")), _heard_ns(node)
+        if node.get("here") or node.get("bye") is not None or node.get("replaced_by"):
+            continue
+        if heard_ns and not begun_ns <= heard_ns <= hung_ns:
+            continue  # it was lost in an earlier attempt, or after the job hung
+        if lead is not None and places.get(lead.rank, host) != host and _explains_itself(lead):
+            continue
+        lost_ns = _lost_wall_ns(run, node)
+        if status == "interrupted":
+            others = (series.ended_wall_ns or 0 for series in attempt.series if series.identity.host != host)
+            lost = lost_ns is not None and lost_ns <= max(others, default=0)
+        else:
+            lost = lost_ns is not None or (heard_ns and newest_ns - heard_ns >= SILENT_S * 1e9)
+        if lost:
             return host, ("nodes.json", f"node {node.get('node')} ({host}) stopped sending and never reported its end")
     return None
+
+
+def _heard_ns(node: Mapping[str, Any]) -> int:
+    """When the hub last heard from a node; 0 if that is not known."""
+    heard_ns = node.get("heard_wall_ns")
+    return heard_ns if type(heard_ns) is int else 0
+
+
+def _lost_wall_ns(run: RunData, node: Mapping[str, Any]) -> int | None:
+    """When the hub called a node lost; None if it did not, or if the node came back."""
+    own = [event for event in run.events if event.get("host") == node.get("host") and event.get("event") in NODE_EVENTS]
+    if not own or own[-1]["event"] != "node_lost":
+        return None
+    wall_ns = own[-1].get("wall_ns")
+    return wall_ns if type(wall_ns) is int else 0
+
+
+def _explains_itself(lead: Failure) -> bool:
+    """Whether a rank failed of an exception that the loss of another host does not cause."""
+    if lead.victim or lead.taken or not lead.type:
+        return False
+    return _cause_of_exception(lead, "") not in ("communication_error", "temporary_error")
 
 
 def _error_of(attempt: Attempt, lead: Failure | None) -> RankError | None:
