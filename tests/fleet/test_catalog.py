@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,6 +116,35 @@ def test_a_damaged_catalog_is_made_again(catalog: RunCatalog, runs: Path, damage
     update = catalog.update({"here": runs})
     assert update.read == 30
     assert len(catalog.fleet().ids) == 30
+
+
+@contextmanager
+def full_disk(most_bytes: int) -> Iterator[None]:
+    """No file of this process can grow beyond that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("most_bytes", [0, 4096, 20_000])
+def test_a_full_disk_is_reported_and_the_catalog_stays(catalog: RunCatalog, runs: Path, most_bytes: int) -> None:
+    catalog.update({"here": runs})
+    for number in range(30):
+        os.utime(runs / f"run-{number:05}" / "run.json", (number, number))
+    with full_disk(most_bytes), pytest.raises(RunError, match=r"catalog\.duckdb cannot be used: .*File too large"):
+        catalog.update({"here": runs})
+    assert len(catalog.fleet().ids) == 30
+    update = catalog.update({"here": runs})
+    assert (update.rebuilt, update.read) == ("", 30)
+
+
+def test_a_full_disk_without_a_catalog_is_reported(catalog: RunCatalog, runs: Path) -> None:
+    with full_disk(0), pytest.raises(RunError, match=r"catalog\.duckdb cannot be used: "):
+        catalog.update({"here": runs})
+    assert catalog.update({"here": runs}).read == 30
 
 
 def test_a_catalog_of_another_version_is_made_again(catalog: RunCatalog, runs: Path) -> None:

@@ -11,7 +11,8 @@ and its line of a list as JSON), and ``runs``, ``run_hosts``, ``run_findings`` a
 
 The run folders are the truth, the catalog is a copy: an update compares stamps (time, size and inode of ``run.json``,
 ``summary.json``, ``findings.json`` and ``labels.json``) and reads only what changed, in one transaction.  A file
-that is damaged, of another version, or readable by others is made again.  DuckDB lets one process write, or several
+that is damaged, of another version, or readable by others is made again; on a full disk or without memory it stays as it is.
+DuckDB lets one process write, or several
 read, so every use is short and holds the lock: shared to read, exclusively to write.
 """
 
@@ -63,6 +64,8 @@ WAIT_S = 120.0
 PAUSE_S = 0.05
 RUNS_AT_ONCE = 1000
 """Records in memory before they are written."""
+NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)))
+"""What DuckDB's messages quote when a file cannot grow."""
 _QUOTE = "'"
 MEMORY = "256MB"
 """DuckDB's limit for its own buffers."""
@@ -142,7 +145,10 @@ class RunCatalog:
             return self._update(folders, archives, progress)
         except _Damaged as error:  # found while it was read
             self._discard()
-            done = self._update(folders, archives, progress)
+            try:
+                done = self._update(folders, archives, progress)
+            except _Damaged as again:
+                raise RunError(f"the catalog {self.path} cannot be used: {again}") from again
             done.rebuilt = str(error)
             return done
 
@@ -316,7 +322,10 @@ class RunCatalog:
                     if con is not None:
                         con.close()
         except duckdb.Error as error:
-            raise _Damaged(str(error).splitlines()[0]) from error
+            text = str(error).splitlines()[0]
+            if _is_short_of_room(error):
+                raise RunError(f"the catalog {self.path} cannot be used: {text}") from error
+            raise _Damaged(text) from error
         except OSError as error:
             raise RunError(f"the catalog {self.path} cannot be used: {error.strerror or error}") from error
 
@@ -339,6 +348,8 @@ class RunCatalog:
                     raise
                 return con
             except (duckdb.Error, ValueError) as error:
+                if _is_short_of_room(error):
+                    raise
                 update.rebuilt = str(error).splitlines()[0]
         if not write:
             return None
@@ -393,6 +404,13 @@ class _File:
 
 _Known = dict[str, _File]
 """By name of the run's folder."""
+
+
+def _is_short_of_room(error: Exception) -> bool:
+    """Whether DuckDB lacks disk or memory: then the file is not at fault."""
+    import duckdb
+
+    return isinstance(error, duckdb.OutOfMemoryException) or any(text in str(error) for text in NO_ROOM)
 
 
 def _make_tables(con: Any) -> None:
