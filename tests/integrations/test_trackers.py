@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.integrations.exporter import Outcome
-from stepscope.integrations.run_feed import PREFIX, News
+from stepscope.integrations.exporter import Destination, Outcome, make_exporter
+from stepscope.integrations.run_feed import PREFIX, News, RunAbout
 from stepscope.integrations.summary_figures import summary_figures
 from tests.integrations.wandb_log import histories, summary_of, wandb_records
 
@@ -53,6 +53,27 @@ def test_tensorboard(export_run: ExportRun, news: News, run_summary: dict[str, A
     assert TITLE in finding.tensor_proto.string_val[0].decode()
     (summary,) = events.Tensors(f"{PREFIX}summary")
     assert "Rank 2 is slow." in summary.tensor_proto.string_val[0].decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("/proc/x", "_proc_x"),
+        ("../../x", "_.._x"),
+        ("..", "run"),
+        (".hidden", "hidden"),
+        ("a/b c", "a_b c"),
+        ("a.b", "a.b"),
+    ],
+)
+def test_the_name_of_a_run_stays_in_the_folder_of_tensorboard(tmp_path: Path, name: str, folder: str) -> None:
+    """It may be a label with slashes."""
+    pytest.importorskip("tensorboard")
+    exporter = make_exporter(Destination(tool="tensorboard", where=str(tmp_path / "a" / "logs")))
+    exporter.begin(RunAbout(name=name, command="train.py", world_size=1, created_wall_ns=1))
+    exporter.close()
+    (events,) = tmp_path.rglob("events.*")
+    assert events.parent == tmp_path / "a" / "logs" / folder
 
 
 @pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")  # of what MLflow asks SQLAlchemy for

@@ -1,7 +1,7 @@
 """TensorBoard: event files of scalars, with findings as text.
 
 The event files are written with TensorBoard's own writer and protocol buffers; neither torch nor TensorFlow is needed.
-A folder below ``DIR`` is one run there, named like the run.
+A folder below ``DIR`` is one run there, named like the run: with ``_`` for slashes, without leading dots.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _TensorBoard:
         return f"tensorboard --logdir {self._parent}"
 
     def begin(self, run: RunAbout) -> None:
-        self._folder = self._parent / run.name
+        self._folder = self._parent / (run.name.replace("/", "_").lstrip(".") or "run")
         self._writer = EventFileWriter(str(self._folder))
         self._text("run", run_text(run), 0, run.created_wall_ns)
 
