@@ -20,7 +20,8 @@ from fakes.cluster import Cluster
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
 from stepscope.hub.api.auth import ALL, METRICS, Readers, ReaderTokens, TrustedProxy
-from stepscope.hub.app import make_app
+from stepscope.hub.api.stream import Streams
+from stepscope.hub.app import make_app, resources_of
 from stepscope.hub.audit import LINES, STRANGERS, WAITING, WINDOW_S, AuditLog, read_audit, rotated, route_and_run
 from stepscope.hub.ingest.auth import SILENT_S
 from stepscope.hub.runs import Runs
@@ -132,11 +133,30 @@ def test_a_stranger_who_tries_many_paths_does_not_hide_the_others(log: AuditLog)
         ("/api/v1/runs/", ("other", "")),
         ("/api/v1/runs/night/files/\x1b[2J", ("other", "night")),
         ("/token=secret", ("other", "")),
+        ("/api/v1/sweeps/\x1b[2J", ("other", "")),
+        ("/api/v1/traces/" + "x/" * 9 + "x", ("other", "")),
         ("/api/v1/runs/night/" + "x" * 200, ("other", "night")),
     ],
 )
 def test_a_path_is_told_as_the_api_calls_it(path: str, expected: tuple[str, str]) -> None:
     assert route_and_run(path) == expected
+
+
+RESOURCES = resources_of(Streams(), lambda: "", ingest=True, changes=True, requests=True)
+FILLED = {"{run}": "night~3fa9c1d204", "{path:path}": "logs/rank-0.log", "{file}": "rank-0.json.gz"}
+FILLED |= {"{capture}": "step-12", "{silence}": "s-1", "{sweep}": "lr~3fa9c1d204", "{trace}": "nightly~3fa9c1d204"}
+
+
+@pytest.mark.parametrize("path", sorted({resource.path for resource in RESOURCES if not resource.open}))
+def test_every_resource_is_logged_under_its_own_path(path: str) -> None:
+    full, expected = path, path
+    for name, value in FILLED.items():
+        full = full.replace(name, value)
+        expected = expected if name == "{run}" else expected.replace(name, value)
+    for number in ("{number}", "{rank}"):
+        full, expected = full.replace(number, "17"), expected.replace(number, "{n}")
+    assert "{" not in full
+    assert route_and_run(full) == (expected, FILLED["{run}"] if "{run}" in path else "")
 
 
 def test_hostile_names_stay_on_their_line_and_are_cut(log: AuditLog, capsys: pytest.CaptureFixture[str]) -> None:

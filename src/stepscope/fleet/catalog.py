@@ -11,9 +11,9 @@ and its line of a list as JSON), and ``runs``, ``run_hosts``, ``run_findings`` a
 
 The run folders are the truth, the catalog is a copy: an update compares stamps (time, size and inode of ``run.json``,
 ``summary.json``, ``findings.json`` and ``labels.json``) and reads only what changed, in one transaction.  A file
-that is damaged, of another version, or readable by others is made again; on a full disk or without memory it stays as it is.
-DuckDB lets one process write, or several
-read, so every use is short and holds the lock: shared to read, exclusively to write.
+that is damaged, of another version, or readable by others is made again; without room on the disk or in memory it
+stays as it is.  DuckDB lets one process write, or several read, so every use is short and holds the lock: shared to
+read, exclusively to write.
 """
 
 from __future__ import annotations

@@ -73,15 +73,20 @@ _RUNS: Final = "/api/v1/runs"
 _PLAIN: Final = frozenset(
     {
         "/metrics",
+        "/api/v1/compare",
+        "/api/v1/fleet",
         "/api/v1/history",
         "/api/v1/sweeps",
+        "/api/v1/traces",
         "/api/v1/hello",
         "/api/v1/session",
         "/api/v1/openapi.json",
         _RUNS,
     }
 )
-_BELOW: Final = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}){1,3}")
+_OTHERS: Final = ("/api/v1/sweeps", "/api/v1/traces")
+"""With resources below them that belong to no run."""
+_BELOW: Final = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9_.~-]{0,160}){1,6}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -333,10 +338,18 @@ def route_and_run(path: str) -> tuple[str, str]:
     """Return the API's route for a path, and its run: ``("/api/v1/runs/{run}/steps", "night")``."""
     if path in _PLAIN:
         return path, ""
+    for above in _OTHERS:
+        below = path.removeprefix(above)
+        if path.startswith(f"{above}/") and _BELOW.fullmatch(below):
+            return above + _numbered(below), ""
     run, slash, rest = path.removeprefix(f"{_RUNS}/").partition("/")
     if not path.startswith(f"{_RUNS}/") or not run:
         return "other", ""
     below = slash + rest
     if below and not _BELOW.fullmatch(below):
         return "other", run
-    return f"{_RUNS}/{{run}}" + re.sub(r"/\d+(?=/|$)", "/{n}", below), run
+    return f"{_RUNS}/{{run}}" + _numbered(below), run
+
+
+def _numbered(below: str) -> str:
+    return re.sub(r"/\d+(?=/|$)", "/{n}", below)
