@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -104,6 +106,94 @@ def test_runs_that_were_not_used_for_long_make_room(
     remaining = [name for name in names if folders[name].is_dir()]
     assert remaining == ["run-0", "run-3", "run-4"]  # the first is the oldest, but in use
     in_use.close()
+
+
+def make_room(url: ArchiveUrl, environ: Mapping[str, str]) -> None:
+    """As another process that fetches the run ``large``, and removes every run that is not in use."""
+    other = Archive(url, {**environ, ENV_CACHE: "1K"})
+    shutil.rmtree(other.run("large").parent)
+    other.close()
+
+
+@pytest.fixture
+def two_runs(url: ArchiveUrl, make_run: Callable[..., Path]) -> None:
+    for name in ("night", "large"):
+        archive_run(Storage(url), make_run(name))
+
+
+@pytest.mark.usefixtures("two_runs")
+def test_a_run_that_another_process_is_removing_is_fetched_again(url: ArchiveUrl, environ: Mapping[str, str]) -> None:
+    first = Archive(url, environ)
+    folder = first.run("night")
+    first.close()
+    lock = os.open(folder.parent / ".lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    waits = 0
+
+    def pause(_: float) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 2:
+            shutil.rmtree(folder.parent)
+            os.close(lock)
+
+    in_use = Archive(url, environ, pause=pause)
+    assert in_use.run("night") == folder
+    assert waits == 2 and (folder / "steps.parquet").is_file()
+    make_room(url, environ)
+    assert (folder / "steps.parquet").is_file()
+    in_use.close()
+    make_room(url, environ)
+    assert not folder.exists()
+
+
+@pytest.mark.usefixtures("two_runs")
+def test_a_run_that_was_deleted_is_fetched_and_in_use_again(url: ArchiveUrl, environ: Mapping[str, str]) -> None:
+    in_use = Archive(url, environ)
+    folder = in_use.run("night")
+    shutil.rmtree(folder.parent)  # by the user
+    assert in_use.run("night") == folder
+    make_room(url, environ)
+    assert (folder / "steps.parquet").is_file()
+    in_use.close()
+
+
+@pytest.mark.usefixtures("two_runs")
+def test_a_run_that_replaced_the_one_to_remove_is_left_alone(
+    url: ArchiveUrl, environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening the lock and locking it, another process removed the run, and a third one fetched it again."""
+    first, in_use = Archive(url, environ), Archive(url, environ)
+    folder = first.run("night")
+    first.close()
+    flock, replaced = fcntl.flock, False
+
+    def overtaken(fd: int, how: int) -> None:
+        nonlocal replaced
+        if how & fcntl.LOCK_EX and not replaced:
+            replaced = True
+            shutil.rmtree(folder.parent)
+            in_use.run("night")
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    make_room(url, environ)
+    assert replaced and (folder / "steps.parquet").is_file()
+    in_use.close()
+
+
+@pytest.mark.usefixtures("two_runs")
+def test_a_removal_that_does_not_end(url: ArchiveUrl, environ: Mapping[str, str]) -> None:
+    first = Archive(url, environ)
+    folder = first.run("night")
+    first.close()
+    lock = os.open(folder.parent / ".lock", os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ArchiveError, match=r"another process is removing it \(.*\)"):
+            Archive(url, environ, pause=lambda _: None).run("night")
+    finally:
+        os.close(lock)
 
 
 def test_a_limit_that_is_no_size(url: ArchiveUrl, environ: Mapping[str, str]) -> None:

@@ -56,6 +56,8 @@ MOST_CATALOG_BYTES = 512 << 20
 READERS = 4
 MOST_IN_USE = 8
 """Runs that a process keeps from being removed: more than a hub has open."""
+LOCK_TRIES, LOCK_PAUSE_S = 500, 0.01
+"""Another process that removes a run holds its lock until the folder has another name."""
 FOR_LISTS = (META, SUMMARY)
 _SIZE = re.compile(r"(\d{1,12})([KMGT]?)", re.IGNORECASE)
 _UNITS = "KMGT"
@@ -86,6 +88,7 @@ class Archive:
         storage: Callable[[ArchiveUrl], Storage] = Storage,
         reader: Callable[[ArchiveUrl, Mapping[str, str]], S3Reader | None] = s3_reader,
         now_s: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
         free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
     ) -> None:
         self.url = url
@@ -96,6 +99,7 @@ class Archive:
         self._make_reader = reader
         self._storage: Storage | None = None
         self._now_s = now_s
+        self._pause = pause
         self._free_bytes = free_bytes
         self._used: OrderedDict[str, int] = OrderedDict()
         self._lock = threading.Lock()
@@ -206,7 +210,6 @@ class Archive:
     def _fetch(self, manifest: Manifest, only: Collection[str] | None, progress: Progress) -> Path:
         folder = self._folder(manifest.run.digest, manifest.run.name)
         try:
-            self._made(folder.parent)
             self._use(folder.parent)
             folder.mkdir(mode=0o700, exist_ok=True)
             wanted = [
@@ -269,13 +272,35 @@ class Archive:
         """Keep other processes from removing a run while this one reads it."""
         with self._lock:
             fd = self._used.pop(folder.name, -1)
+            if fd >= 0 and not _is_lock_of(fd, folder):  # someone deleted the run although it is in use
+                os.close(fd)
+                fd = -1
             if fd < 0:
-                fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-                with suppress(OSError):  # a file system without locks
-                    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fd = self._locked(folder)
             self._used[folder.name] = fd
             while len(self._used) > MOST_IN_USE:
                 os.close(self._used.popitem(last=False)[1])
+
+    def _locked(self, folder: Path) -> int:
+        """Create the folder of a run, unless it exists, and lock it; wait while another process removes it."""
+        for attempt in range(LOCK_TRIES):
+            if attempt:
+                self._pause(LOCK_PAUSE_S)
+            try:
+                fd = os.open(self._made(folder) / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:  # removed between the two
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                continue
+            except OSError:  # a file system without locks
+                return fd
+            if _is_lock_of(fd, folder):
+                return fd
+            os.close(fd)
+        raise BlockingIOError(errno.EAGAIN, "another process is removing it", str(folder))
 
     def close(self) -> None:
         """Let other processes remove what this one used."""
@@ -309,6 +334,14 @@ def _used_ns(path: Path) -> int:
         return 0
 
 
+def _is_lock_of(fd: int, folder: Path) -> bool:
+    """Whether this is the folder's lock, and not that of an earlier folder of the same name, which was removed."""
+    try:
+        return os.path.samestat(os.fstat(fd), (folder / ".lock").lstat())
+    except OSError:
+        return False
+
+
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -324,6 +357,8 @@ def _remove(folder: Path) -> bool:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_lock_of(fd, folder):
+            return False
         gone = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")
         folder.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
