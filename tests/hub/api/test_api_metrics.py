@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 from pathlib import Path
@@ -10,14 +11,18 @@ from typing import Any
 import pytest
 from fakes.cluster import Cluster
 from fakes.traffic import Exchange, Traffic
+from made_runs import record
 from prometheus_client.parser import text_string_to_metric_families
 from real_prometheus import program, prometheus, until
 
 from stepscope.diagnosis import build_window
+from stepscope.hub.api.auth import Readers
 from stepscope.hub.api.metric_families import FAMILIES
-from stepscope.hub.api.metrics import _communication
+from stepscope.hub.api.metrics import _communication, metrics_text
 from stepscope.hub.api.responses import LONGEST_LABEL, Exposition, Family
-from stepscope.hub.live.figures import WORST
+from stepscope.hub.api.stream import Streams
+from stepscope.hub.live.figures import WORST, RunFigures, figures_of
+from stepscope.hub.runs import Runs
 from stepscope.reports.tables import communication_table
 
 READER = "reader-token-of-the-tests"
@@ -68,6 +73,25 @@ def test_the_open_runs_and_the_hub_are_told(hub: Any) -> None:
     worst = [name for name in found if name.startswith("stepscope_worst_rank_work_seconds")]
     assert 'rank="3"' in worst[0]
     assert len(worst) <= WORST
+
+
+class OpenedMeanwhile(Runs):
+    """A reader opens the run while the judgments of the hubs of all others are read."""
+
+    async def judged(self) -> list[tuple[str, RunFigures]]:
+        run = await self.open("demo")
+        assert run is not None
+        return [("demo", figures_of(run.live, status="running", wall_ns=5, findings=(), throughput=None))]
+
+
+def test_a_run_that_is_opened_during_a_scrape_is_listed_once(tmp_path: Path) -> None:
+    record(tmp_path, "demo", Cluster(ranks=2, steps=20).run())
+    text = asyncio.run(metrics_text(OpenedMeanwhile(tmp_path, single=None), Readers(READER), Streams(), None, None))
+    names = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert [name for name in names if name.startswith("stepscope_run_info")] == [
+        'stepscope_run_info{run="demo",status="finished"}'
+    ]
+    assert len(names) == len(set(names))
 
 
 def test_promtool_finds_nothing_to_say(hub: Any) -> None:

@@ -114,8 +114,10 @@ class _RunCopy:
 async def metrics_text(
     runs: Runs, readers: Readers, streams: Streams, ingest: Agents | None, refusals: Refusals | None
 ) -> str:
-    judged = await runs.judged()
+    unopened = await runs.judged()
     copies = [_copied(run) for run in runs.live()]
+    opened = {run.id for run in copies}  # some of them meanwhile
+    judged = [(name, figures) for name, figures in unopened if name not in opened]
     page = Exposition(FAMILIES)
     _hub(page, readers, streams)
     if refusals is not None:
