@@ -146,6 +146,14 @@ def test_damaged_objects_are_reported_and_the_others_listed(storage: Storage, wh
     assert [problem.partition(digest)[2] for problem in catalog.problems] == [".json.gz is damaged and was left out"]
 
 
+def test_what_a_killed_writer_left_is_no_object(storage: Storage) -> None:
+    """Before an object of ``file://`` has its name it is a hidden file next to it."""
+    add(storage, run(1))
+    (Path(storage.url.path) / ".stepscope" / "entries" / ".0011223344556677.tmp").write_bytes(b"{")
+    assert names(storage) == ["run-1"]
+    assert list(storage.find("")) == [entry_key(run(1))]
+
+
 def test_an_entry_under_the_key_of_another_run(storage: Storage) -> None:
     storage.write(entry_key(run(1)), json.dumps(run(2).to_dict()).encode())
     catalog = read_catalog(storage)

@@ -96,7 +96,7 @@ class Storage:
         objects = {}
         for path, about in found.items():
             key = path.lstrip("/")
-            if about.get("type") == "file" and key.startswith(f"{base}/"):
+            if about.get("type") == "file" and key.startswith(f"{base}/") and not _is_spare(key):
                 objects[key[len(base) + 1 :]] = StoredObject(size=int(about.get("size") or 0), version=_version(about))
         return objects
 
@@ -239,6 +239,12 @@ def _open(url: ArchiveUrl) -> tuple[_Files, str]:
     except ValueError:
         raise ArchiveError(f"{url.scheme}:// is not a storage that fsspec knows; use s3://, gs:// or file://") from None
     return files, str(files._strip_protocol(str(url))).rstrip("/")
+
+
+def _is_spare(key: str) -> bool:
+    """Whether it is what a killed ``write`` left behind."""
+    name = key.rpartition("/")[2]
+    return name.startswith(".") and name.endswith(".tmp")
 
 
 def _version(about: Mapping[str, Any]) -> str:
