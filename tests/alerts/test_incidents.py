@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -431,6 +432,41 @@ def test_a_hang_that_ends_in_a_kill_is_one_message() -> None:
     assert incident.also[-1] == "The run crashed with exit code 137 after step 400."
 
 
+def test_the_end_of_a_run_is_sent_to_receivers_that_an_open_incident_did_not_have() -> None:
+    hang = on_findings(kinds=("hang_input",), receivers=("chat",))
+    failed = replace(on_measure("run_failed"), receivers=("pager",))
+    play = Play(alerts(hang, failed, receivers=[receiver("chat"), receiver("pager")]))
+    play.see(finding(1, "hang_input"), seconds=60, step=400)
+    play.end("failed", 1)
+    play.restart()
+    play.end("failed", 1)
+    assert play.store.sent("chat") == play.store.sent("pager") == [("firing", "hang_input")]
+    *_, last = play.store.messages()
+    assert (last.receiver, last.incident.also) == ("pager", ("The run failed with exit code 1 after step 400.",))
+    assert tuple(play.store.incidents()) == play.engine.incidents
+
+
+def test_the_end_of_a_run_is_sent_to_a_receiver_that_wants_only_what_is_critical() -> None:
+    stuck = replace(on_measure("no_step", seconds=30), send_as="warning")
+    failed = replace(on_measure("run_failed"), send_as="critical")
+    play = Play(alerts(stuck, failed, receivers=[receiver(severity="critical")]))
+    play.see(seconds=60, step=400, last_step_wall_ns=900 * S)
+    assert play.store.sent() == []
+    play.end("failed", 1)
+    assert play.store.sent() == [("firing", "no_step")]
+    (incident,) = play.engine.incidents
+    assert (incident.severity, incident.rules) == ("critical", ("no_step", "run_failed"))
+
+
+def test_a_run_may_end_while_a_rank_that_recovered_waits_for_its_first_message() -> None:
+    walls = tuple((step, (1000 + step - 400) * S) for step in range(380, 500))
+    play = Play(alerts())
+    play.see(finding(steps=[300, 400]), seconds=4, judged_step=400, step_walls=walls)
+    play.see(finding(steps=[300, 401]), seconds=2, judged_step=430, step_walls=walls)
+    play.end("failed", 1)
+    assert play.store.sent() == [("firing", "compute_straggler"), ("resolved", "compute_straggler")]
+
+
 def test_a_crash_just_before_the_end_leads_over_the_failed_run() -> None:
     play = Play(alerts(on_findings(), on_measure("run_failed")))
     play.see(seconds=20)
@@ -609,3 +645,111 @@ def test_every_receiver_gets_each_change_once_whenever_the_hub_is_killed(kills: 
         ]
     assert len({message.id for message in play.store.messages_written}) == len(play.store.messages_written)
     assert {incident.state for incident in play.store.incidents()} == {"resolved"}
+
+
+# -- a disk that refuses ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class RefusingStore(Store):
+    """The call of that number fails: before anything is written, or ``after`` all is, as a failed fsync does."""
+
+    refused_call: int = -1
+    after: bool = False
+    calls: int = 0
+
+    def append_messages(self, messages: Sequence[Message]) -> None:
+        self._try(lambda: Store.append_messages(self, messages))
+
+    def append_incident(self, incident: Incident) -> None:
+        self._try(lambda: Store.append_incident(self, incident))
+
+    def _try(self, write: Callable[[], None]) -> None:
+        self.calls += 1
+        refused = self.calls == self.refused_call
+        if not refused or self.after:
+            write()
+        if refused:
+            raise OSError(28, "No space left on device")
+
+
+class PlayAfterRefusals(Play):
+    """What the disk refuses is tried again at the next call."""
+
+    def see(self, *findings: FindingEpisode, seconds: float = 2.0, **more: Any) -> None:
+        for _ in range(int(seconds / 2)):
+            with suppress(OSError):
+                super().see(*findings, seconds=2.0, **more)
+
+    def end(self, status: str = "finished", exit_code: int = 0) -> None:
+        with suppress(OSError):
+            super().end(status, exit_code)
+        super().end(status, exit_code)
+
+
+def another_cause(play: Play) -> None:
+    play.see(seconds=40)
+    play.see(finding(2, "loss_nan"), seconds=20)
+
+
+def costs_more(play: Play) -> None:
+    play.see(finding(cost={"share": 0.9}), seconds=20)
+    play.see(seconds=40)
+
+
+def recovers(play: Play) -> None:
+    play.see(finding(), seconds=10)
+    play.see(seconds=40)
+
+
+def is_acknowledged(play: Play) -> None:
+    play.see(finding(), seconds=4)
+    play.desk.requests.append(Acknowledgment(incident=1, by="ada"))
+    play.see(finding(), seconds=20)
+
+
+def run_fails(play: Play) -> None:
+    play.end("failed", 1)
+
+
+def run_finishes(play: Play) -> None:
+    play.see(finding(), seconds=2)
+    play.end()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["unwritten", "written"])
+@pytest.mark.parametrize("refused_call", range(1, 8))
+@pytest.mark.parametrize(
+    ("follows", "sent"),
+    [
+        (another_cause, [("firing", "loss_nan")]),
+        (costs_more, [("firing", "compute_straggler"), ("resolved", "compute_straggler")]),
+        (recovers, [("firing", "compute_straggler"), ("resolved", "compute_straggler")]),
+        (is_acknowledged, [("firing", "compute_straggler"), ("updated", "compute_straggler")]),
+        (run_fails, [("firing", "compute_straggler"), ("firing", "run_failed"), ("resolved", "compute_straggler")]),
+        (run_finishes, [("firing", "compute_straggler"), ("firing", "run_finished")]),
+    ],
+)
+def test_no_message_is_lost_or_sent_twice_when_the_disk_refuses_once(
+    follows: Callable[[Play], None], sent: list[tuple[str, str]], refused_call: int, after: bool
+) -> None:
+    store = RefusingStore(refused_call=refused_call, after=after)
+    rules = alerts(on_findings(), on_measure("run_failed"), on_measure("run_finished"), update_seconds=10)
+    play = PlayAfterRefusals(rules, store)
+    play.see(finding(cost={"share": 0.2}), seconds=8)
+    follows(play)
+    assert set(sent) <= set(store.sent())
+    ids = [message.id for message in store.messages_written]
+    assert len(set(ids)) == len(ids)
+    assert tuple(store.incidents()) == play.engine.incidents
+    for incident in play.engine.incidents:
+        own = [message for message in store.messages() if message.incident.number == incident.number]
+        statuses = [message.status for message in own]
+        assert {message.incident.kind for message in own} <= {incident.kind}
+        assert statuses.count("firing") == (1 if incident.notified else 0)
+        assert statuses.count("resolved") == (incident.state == "resolved" and incident.kind != "run_finished")
+        assert [message.incident.messages for message in own] == list(range(1, len(own) + 1))
+    play.restart()
+    play.end()
+    assert [message.id for message in store.messages_written][: len(ids)] == ids
+    assert {incident.state for incident in play.engine.incidents} == {"resolved"}

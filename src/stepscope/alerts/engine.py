@@ -143,6 +143,10 @@ class AlertEngine:
         self._seen = Observation(wall_ns=0)
         self._ended = False
         self._unfinished: list[Message] = []
+        """Of changes that an earlier hub began to write, the last message."""
+        self._unwritten: list[Incident] = []
+        """Incidents of which the messages were written, and the disk refused the incident."""
+        self._requests: list[Acknowledgment] = []
         self._titles: dict[int, str] = {}
         """By open incident, how its lead puts it now: sent with the next update."""
         self._restore()
@@ -172,7 +176,7 @@ class AlertEngine:
         self._seen = seen = replace(self._seen, wall_ns=max(end.wall_ns, self._seen.wall_ns))
         self._take_requests(seen.wall_ns)
         for topic in list(self._pending):
-            self._begin(topic, self._signals[topic])
+            self._begin(topic, self._awaiting[topic])
         for signal in end_signals(self._settings.rules, seen, end):
             self._end_with(signal)
         ending = {"finished": "the run finished", "interrupted": "the run was interrupted"}
@@ -264,22 +268,26 @@ class AlertEngine:
         self._signal_ns[topic] = self._lead_ns[topic] = seen.wall_ns
         self._stopped_step.setdefault(topic, (seen.attempt, -1 if seen.step is None else seen.step))
         self._notify(self._joined(incident, signals, lead))
-        self._pending.pop(topic, None)
 
     def _end_with(self, signal: Signal) -> None:
-        """Report the end of the run, unless an incident explains it or it was reported before."""
-        if any(incident.kind == signal.kind for incident in self._incidents.values()):
-            return
+        """Report the end of the run.  An incident that explains it is sent to the receivers that do not know of it."""
+        if not any(incident.kind == signal.kind for incident in self._incidents.values()):
+            number = self._open.get(signal.topic)
+            if number is None:
+                self._begin(signal.topic, [signal])
+            elif signal.rule not in self._incidents[number].rules:
+                incident = self._incidents[number]
+                joined = replace(
+                    incident,
+                    rules=(*incident.rules, signal.rule),
+                    receivers=tuple(dict.fromkeys((*incident.receivers, *signal.receivers))),
+                    severity=max(incident.severity, signal.severity, key=SEVERITIES.index),
+                    also=tuple(dict.fromkeys((*incident.also, signal.title))),
+                )
+                self._notify(joined)
+                self._write(self._incidents[number])  # at once, also if nothing was sent
         number = self._open.get(signal.topic)
-        if number is not None:
-            incident = self._incidents[number]
-            if signal.rule not in incident.rules:
-                rules, also = (*incident.rules, signal.rule), dict.fromkeys((*incident.also, signal.title))
-                self._write(replace(incident, rules=rules, also=tuple(also)))
-            return
-        self._begin(signal.topic, [signal])
-        if signal.kind == "run_finished":
-            number = self._open[signal.topic]
+        if number is not None and self._incidents[number].kind == "run_finished":
             now_ns = self._seen.wall_ns
             self._write(replace(self._incidents[number], state="resolved", resolved_wall_ns=now_ns))
 
@@ -386,11 +394,14 @@ class AlertEngine:
         return max(was, now) >= thresholds.UPDATE_COST_FACTOR * min(was, now)
 
     def _take_requests(self, now_ns: int) -> None:
-        for request in self._desk.acknowledgments():
+        self._requests += self._desk.acknowledgments()
+        while self._requests:
+            request = self._requests[0]
             incident = self._incidents.get(request.incident)
             if incident is not None and incident.state == "open":
                 changed = replace(incident, state="acknowledged", acknowledged_by=request.by, changed_wall_ns=now_ns)
                 self._send(changed, "updated", [name for name in changed.notified if name in self._settings.receivers])
+            self._requests.pop(0)
 
     # -- end ----------------------------------------------------------------------------------------------------------
 
@@ -398,7 +409,7 @@ class AlertEngine:
         seen, topic = self._seen, incident.topic
         began_ns = seen.wall_ns if self._began_ns is None else self._began_ns
         settled = topic in self._signal_ns or seen.wall_ns - began_ns >= thresholds.SETTLE_S * 1e9
-        if not seen.caught_up or not settled:
+        if not settled:
             return False
         if any(rule in unknown for rule in incident.rules):
             return False
@@ -517,7 +528,13 @@ class AlertEngine:
         changed = replace(incident, messages=incident.messages + 1, changed_wall_ns=now_ns)
         messages = [self._message(changed, status, name, now_ns) for name in names]
         self._put(messages)
-        self._write(changed)
+        try:
+            self._write(changed)
+        except OSError:
+            # The messages are out, and their ids are used: what follows is the next change.
+            self._unwritten.append(changed)
+            self._remember(changed)
+            raise
 
     def _message(self, incident: Incident, status: MessageStatus, name: str, now_ns: int) -> Message:
         return Message(
@@ -533,10 +550,19 @@ class AlertEngine:
 
     def _put(self, messages: Sequence[Message]) -> None:
         new = [message for message in messages if message.id not in self._ids]
+        refused: OSError | None = None
         if new:
-            self._store.append_messages(new)
+            try:
+                self._store.append_messages(new)
+            except OSError as error:
+                refused = error
+                # They may be in the file nevertheless, where a sender finds them: then only fsync failed.
+                found = {message.id for message in self._store.messages()}
+                new = [message for message in new if message.id in found]
         for message in new:
             self._note(message)
+        if refused is not None and not new:
+            raise refused
 
     def _note(self, message: Message) -> None:
         self._ids.add(message.id)
@@ -560,6 +586,7 @@ class AlertEngine:
 
     def _remember(self, incident: Incident) -> None:
         self._incidents[incident.number] = incident
+        self._pending.pop(incident.topic, None)
         if incident.state != "resolved":
             self._open[incident.topic] = incident.number
             return
@@ -603,6 +630,12 @@ class AlertEngine:
 
     def _complete(self) -> None:
         """Finish changes of which messages were written, but not all of them, or not the incident."""
+        while self._unwritten:
+            incident = self._unwritten[0]
+            self._store.append_incident(incident)
+            if incident.state != "resolved":
+                self._written[incident.number] = incident
+            self._unwritten.pop(0)
         while self._unfinished:
             message = self._unfinished[0]
             incident, status = message.incident, message.status

@@ -107,9 +107,6 @@ class Observation:
     """The line of code that most stacks of the last half minute show in a phase."""
     lines_by_finding: Mapping[int, str] = field(default_factory=dict)
     """By number of an open episode about slow ranks that names no line: the line that their last stacks show."""
-    caught_up: bool = True
-    """Whether the hub has read all that there is: after a restart it reads the run's files first, and nothing is over
-    until then."""
 
 
 @dataclass(frozen=True, kw_only=True)

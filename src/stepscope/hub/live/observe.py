@@ -115,8 +115,8 @@ class Observer:
         self._live, self._events_seen, self._gpu_ns = live, 0, 0
         self._begin_attempt()
 
-    def observe(self, findings: Sequence[FindingEpisode], *, caught_up: bool = True) -> Observation:
-        """``findings``: the open episodes; ``caught_up``: whether all that the run's files have was taken in."""
+    def observe(self, findings: Sequence[FindingEpisode]) -> Observation:
+        """``findings``: the open episodes.  The model must have all that the run's files have (``catch_up``)."""
         live, now_ns = self._live, self._now_ns()
         live.settle()
         if live.registry.attempt != self._attempt:
@@ -161,7 +161,6 @@ class Observer:
             nodes_quiet=self._quiet_nodes(now_ns),
             lines_by_phase=self._lines_by_phase(now_ns, _phases_without_line(findings)),
             lines_by_finding=self._lines_by_finding(now_ns, findings, steps),
-            caught_up=caught_up,
         )
 
     # -- steps --------------------------------------------------------------------------------------------------------
