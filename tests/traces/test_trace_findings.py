@@ -482,7 +482,7 @@ def test_low_occupancy_names_what_limits_it() -> None:
 
 
 def test_the_limit_is_what_allows_the_fewest_blocks() -> None:
-    device = {
+    device: dict[str, int | str] = {
         "id": 0,
         "regsPerMultiprocessor": 65536,
         "sharedMemPerMultiprocessor": 233472,
@@ -503,6 +503,9 @@ def test_the_limit_is_what_allows_the_fewest_blocks() -> None:
     assert limit(40, 256, 32, 120_000) == ("shared memory", 32)
     assert limit(40, 1024, 16, 0) == ("threads", 16)
     assert limit(0.5, 256, 32, 0) == ("blocks", 32)
+    for impossible in (int("9" * 400), 1 << 62, 0, -65536, "many"):
+        device["regsPerMultiprocessor"] = impossible
+        assert limit(40, 256, 168, 120_000) == ("shared memory", 168)
 
 
 def test_small_batch() -> None:

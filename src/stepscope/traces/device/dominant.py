@@ -15,6 +15,8 @@ __all__ = ["KernelUse", "kernel_uses"]
 
 LISTED: Final = 20
 WARP: Final = 32
+MOST_ROOM: Final = 1 << 62
+"""Of registers, bytes or threads; a file may contain any number, also those that are too large for a float."""
 
 Limit = Literal["", "blocks", "registers", "shared memory", "threads"]
 
@@ -100,6 +102,6 @@ def _limit(device: dict[str, Any], blocks: float, threads: float, registers: int
         ("threads", "maxThreadsPerMultiprocessor", threads),
     ):
         there = device.get(key)
-        if isinstance(there, int) and needed > 0:
+        if isinstance(there, int) and 0 < there < MOST_ROOM and needed > 0:
             room[name] = there // needed  # type: ignore[index]
     return min(room, key=lambda name: room[name]) if len(room) > 1 or blocks < 1 else ""
