@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.cluster import Cluster
 
-from stepscope.agent.shipping.sender import Sender
+from stepscope.agent.shipping.sender import Sender, Shipper
+from stepscope.cli.main import run_command
+from stepscope.errors import RunError
 from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
 from stepscope.hub.ingest.run_ingest import FolderIngest
 from stepscope.hub.limits import Refusals
 from stepscope.hub.runs import Runs
-from stepscope.store.catalog import run_entry
-from stepscope.store.documents import TEAM_HUB, Destination, awaits_delivery, note_delivered, read_meta, write_meta
+from stepscope.records import run_clock
+from stepscope.store.catalog import delete_run, run_entry
+from stepscope.store.documents import (
+    TEAM_HUB,
+    Destination,
+    awaits_delivery,
+    note_delivered,
+    read_meta,
+    read_nodes,
+    write_meta,
+    write_nodes,
+)
 from stepscope.store.load import open_run
 from stepscope.store.sealed.seal import needs_seal
 from stepscope.wire.handshake import load_keys
@@ -155,6 +169,88 @@ def test_nothing_is_made_for_others(
     assert sender.trouble
     assert list(team.folder.iterdir()) == []
     sender.close()
+
+
+def test_a_run_has_the_driver_file_system_and_commit_of_its_node(team: TeamHub, spool: Path) -> None:
+    own = {"driver": "550.54.15", "file_system": "lustre", "git": {"commit": "a" * 40, "branch": None, "dirty": True}}
+    write_meta(spool, {**read_meta(spool), **own})
+    sender = sender_of(spool, team.hub)
+    deliver(sender, {"status": "finished", "exit_code": 0})
+    meta = read_meta(team.folder / "night-1")
+    assert {name: meta[name] for name in own} == own
+
+
+@pytest.mark.parametrize("value", [None, 3, "x" * 129, "a\nb", {"commit": "x" * 200}, {"commit": 3}])
+def test_what_its_node_did_not_say_is_not_taken_from_the_hub(team: TeamHub, spool: Path, value: object) -> None:
+    write_meta(spool, {**read_meta(spool), "driver": value, "file_system": value, "git": value})
+    sender = sender_of(spool, team.hub)
+    assert not sender.turn().delivered
+    sender.close()
+    meta = read_meta(team.folder / "night-1")
+    assert (meta["driver"], meta["file_system"], meta["git"]) == (None, None, None)
+
+
+def test_a_run_that_may_continue_is_not_deleted_before_a_day_of_silence(team: TeamHub, spool: Path) -> None:
+    run_dir = team.folder / "night-1"
+    sender = sender_of(spool, team.hub)
+    assert not sender.turn().delivered
+    sender.close()
+    team.close()
+    team.close = lambda: None  # type: ignore[method-assign]
+    silent(run_dir, 0.99)
+    why = "night-1 was not deleted: .* has not reported its end; it can be deleted after a day of silence"
+    with pytest.raises(RunError, match=why):
+        delete_run(run_dir, watch=False)
+    silent(run_dir, 1.01)
+    delete_run(run_dir, watch=False)
+    assert not run_dir.exists()
+
+
+def test_a_run_that_ended_can_be_deleted_at_once(team: TeamHub, spool: Path) -> None:
+    deliver(sender_of(spool, team.hub), {"status": "finished", "exit_code": 0})
+    until(lambda: team.done == ["night-1"])
+    delete_run(team.folder / "night-1", watch=False)
+    assert list(team.folder.glob("night*")) == []
+
+
+def silent(run_dir: Path, days: float) -> None:
+    """As if the hub had last heard of the run so long ago."""
+    then_ns = run_clock.now_of(read_meta(run_dir)) - int(days * 86_400e9)
+    nodes = [replace(node, heard_wall_ns=then_ns) for node in read_nodes(run_dir)]
+    write_nodes(run_dir, nodes)
+    os.utime(run_dir / "run.json", ns=(then_ns, then_ns))
+
+
+def test_traces_of_captures_stay_where_they_were_recorded(
+    team: TeamHub, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = spool / "captures" / "step-9" / "rank-0.pt.trace.json.gz"
+    trace.parent.mkdir(parents=True)
+    trace.write_bytes(b"trace" * 1000)
+    to = Destination(url=team.hub.url, run="night-1", node=1, nnodes=2)
+    shipper = Shipper(spool, to, keys=load_keys, traces=False)
+    shipper.start()
+    assert shipper.finish({"status": "finished", "exit_code": 0}, 60.0).whole
+    assert list((team.folder / "night-1").rglob("*.trace.json.gz")) == []
+    away = Shipper(spool, replace(to, url="http://127.0.0.1:1"), keys=load_keys, traces=False)
+    sent_too = Shipper(spool, replace(to, url="http://127.0.0.1:1"), keys=load_keys)
+    assert sent_too.finish({}, 0.0).left_bytes - away.finish({}, 0.0).left_bytes == 5000
+
+
+def test_what_is_sent_later_to_the_team_is_without_traces(
+    team: TeamHub, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = spool / "captures" / "step-9" / "rank-0.pt.trace.json.gz"
+    trace.parent.mkdir(parents=True)
+    trace.write_bytes(b"trace" * 1000)
+    monkeypatch.setenv("STEPSCOPE_HUB_KEY", KEY)
+    to = {"url": team.hub.url, "run": "night-1", "node": 1, "nnodes": 2}
+    end = {"status": "finished", "exit_code": 0, "wall_ns": read_meta(spool)["created_wall_ns"] + 1}
+    write_meta(spool, {**read_meta(spool), "sealed": False, "end": end, TEAM_HUB: to})
+    assert run_command(["send", str(spool)]) == 0
+    until(lambda: team.done == ["night-1"])
+    assert list((team.folder / "night-1").rglob("*.trace.json.gz")) == []
+    assert trace.exists()
 
 
 def test_a_run_is_not_sealed_before_the_hub_has_it(spool: Path) -> None:

@@ -542,7 +542,8 @@ def tend(
         from stepscope.agent.shipping.sender import Shipper
         from stepscope.wire.handshake import KeyRing, team_environ
 
-        copier = Shipper(run_dir, team, keys=KeyRing(team_environ(os.environ), tell=lambda _: None).refresh)
+        team_keys = KeyRing(team_environ(os.environ), tell=lambda _: None).refresh
+        copier = Shipper(run_dir, team, keys=team_keys, traces=False)
     agent = Agent(
         run_dir,
         session,

@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
@@ -24,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import NotARun, RunError, RunUnwritable, UsageError
+from stepscope.records import run_clock
 from stepscope.records.finding import SEVERITIES, Severity, status_severity
 from stepscope.records.text import Progress, no_progress
 from stepscope.store import file_io
-from stepscope.store.documents import awaits_delivery, load_findings, load_summary, read_meta
+from stepscope.store.documents import JOINED, awaits_delivery, load_findings, load_summary, read_meta, read_nodes
 from stepscope.store.live.ring_files import RingSidecar, read_sidecars
 from stepscope.store.liveness import is_local, launcher_alive, processes_alive, sealing_barred, session_of
 from stepscope.store.locks import LockBusy, locked, take_lock, writing_barred
@@ -155,6 +157,9 @@ def _checked_note(text: str) -> str:
 # once, and then removed; what a killed process left of it is removed by the next one.
 
 _DELETED = ".deleted-"
+JOINED_SILENCE_S = 86_400.0
+"""For how long the node of a run that joined by itself may be silent (its network or this hub was away) before the run
+may be deleted: its agent continues when it is back."""
 
 
 def delete_run(
@@ -208,11 +213,30 @@ def _in_use(run_dir: Path, meta: dict[str, Any], *, watch: bool, progress: Progr
         return "it is still active"
     if awaits_delivery(meta):
         return "it has data that its hub may not have yet; `stepscope send` delivers it"
+    if why := _may_continue(run_dir, meta):
+        return why
     if seen or meta.get("sealed") is True or is_local(meta):
         return None
     if not watch:
         return f"it was recorded on {meta.get('host')} and never finished; use `stepscope delete`"
     return sealing_barred(run_dir, meta, progress=progress)
+
+
+def _may_continue(run_dir: Path, meta: dict[str, Any]) -> str | None:
+    """Why a run that joined this hub by itself may still be recorded, although nobody receives it at the moment."""
+    if meta.get(JOINED) is not True or meta.get("end") is not None:
+        return None
+    nodes = [node for node in read_nodes(run_dir) if not node.replaced_by]
+    if nodes and all(node.bye is not None for node in nodes):
+        return None
+    ages_ns = [run_clock.now_of(meta) - node.heard_wall_ns for node in nodes]
+    if not nodes:  # it just joined
+        with suppress(OSError):
+            ages_ns.append(time.time_ns() - (run_dir / META).stat().st_mtime_ns)
+    # A time far in the future is that of a wrong clock, and says nothing.
+    if all(abs(age_ns) >= JOINED_SILENCE_S * 1e9 for age_ns in ages_ns):
+        return None
+    return f"{meta.get('host')} has not reported its end; it can be deleted after a day of silence"
 
 
 # -- list -------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stepscope.records.finding_history import FindingEpisode
 
 __all__ = [
+    "JOINED",
     "RUN_SCHEMA",
     "TEAM_HUB",
     "Destination",
@@ -340,6 +341,8 @@ class Destination:
         return cls(url=url, run=run, node=node, nnodes=nnodes)
 
 
+JOINED = "joined"
+"""In ``run.json`` of a run that joined the hub of a team by itself: true."""
 TEAM_HUB = "team_hub"
 """In ``run.json`` of a run on one node, until the team's hub has all of it: its destination there."""
 

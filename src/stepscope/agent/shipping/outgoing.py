@@ -9,7 +9,7 @@ send. Its parts, in this order:
     steps    whole frames of segments, and the current position of each rank
     lines    whole lines; one that exceeds a part's limit is sent as blanks, so that offsets stay valid
     logs     any bytes
-    traces   the same, of captures
+    traces   the same, of captures; not to the hub of a team, because captures stay where they were recorded
 
 Rare and important data comes first; what only people read comes last.
 """
@@ -253,8 +253,10 @@ class Batch:
 class Outgoing:
     """The unsent data of one run directory."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, traces: bool = True) -> None:
+        """``traces``: whether traces of captures are sent, too."""
         self._run_dir = run_dir
+        self._with_traces = traces
         self._rings: dict[str, OutgoingRing] = {}
         self._at: dict[str, int] = {}
         self._whole: dict[str, Stamp] = {}
@@ -436,8 +438,8 @@ class Outgoing:
                     self.unsent.add(name)
 
     def _traces(self) -> Iterator[tuple[str, Stamp]]:
-        """Yield the traces of all captures; each is complete when it has its name."""
-        for capture in _folders(self._run_dir / CAPTURES):
+        """Yield the traces of all captures that are to be sent; each is complete when it has its name."""
+        for capture in _folders(self._run_dir / CAPTURES) if self._with_traces else ():
             for file, stamp in _entries(self._run_dir / CAPTURES / capture):
                 if may_be_named("log", name := f"{CAPTURES}/{capture}/{file}"):
                     yield name, stamp

@@ -131,7 +131,10 @@ LOST_AFTER_S = 5.0
 """A hub that is unreachable for longer is noted in the journal. A shorter outage explains nothing."""
 MOST_NEWS = 100
 CHALLENGE_CHARS = 255
-EXPLAINS = ("command", "cwd", "python", "executable", "platform", "user", "stepscope", "created_wall_ns", "environment")
+EXPLAINS = (
+    *("command", "cwd", "python", "executable", "platform", "driver", "file_system", "git"),
+    *("user", "stepscope", "created_wall_ns", "environment"),
+)
 
 News = tuple[str, dict[str, Any]]
 """A journal event and its fields."""
@@ -169,8 +172,12 @@ class Sender:
         *,
         probe_port: int = 0,
         lost_after_s: float = LOST_AFTER_S,
+        traces: bool = True,
     ) -> None:
-        """``keys`` is called for each join and may raise UsageError. Raise NotARun if ``run_dir`` is not a run."""
+        """``keys`` is called for each join and may raise UsageError. Raise NotARun if ``run_dir`` is not a run.
+
+        ``traces``: whether traces of captures are sent, too.
+        """
         meta = read_meta(run_dir)
         self._to = to
         self._keys = keys
@@ -178,7 +185,7 @@ class Sender:
         self._meta = {name: meta[name] for name in EXPLAINS if name in meta}
         self._probe_port = probe_port
         self._lost_after_s = lost_after_s
-        self._outgoing = Outgoing(run_dir)
+        self._outgoing = Outgoing(run_dir, traces=traces)
         self._clock = HubClock()
         self._client: HubClient | None = None
         self._proved = b""
@@ -458,13 +465,15 @@ class Shipper:
         *,
         keys: Callable[[], Sequence[bytes]] | None = None,
         probe_port: int = 0,
+        traces: bool = True,
     ) -> None:
-        """Raise NotARun if ``run_dir`` is not a run."""
+        """Raise NotARun if ``run_dir`` is not a run. ``traces``: whether traces of captures are sent, too."""
         self.to = to
         self._run_dir = run_dir
+        self._traces = traces
         if keys is None:
             keys = KeyRing(os.environ, tell=lambda _: None).refresh  # print nothing into the job's output
-        self._sender = Sender(run_dir, to, keys, probe_port=probe_port)
+        self._sender = Sender(run_dir, to, keys, probe_port=probe_port, traces=traces)
         self._wake = threading.Event()
         self._bye: Mapping[str, Any] | None = None
         self._ending_s = self._deadline_s = float("inf")
@@ -533,7 +542,7 @@ class Shipper:
             return self._delivered
         # The thread waits for an answer, or died of a bug; in both cases its state cannot be read, so count again.
         why = OUT_OF_TIME if self._thread.is_alive() else "sending failed because of a bug in Stepscope"
-        return Delivered(whole=False, left_bytes=Outgoing(self._run_dir).left_bytes(), why=why)
+        return Delivered(whole=False, left_bytes=Outgoing(self._run_dir, traces=self._traces).left_bytes(), why=why)
 
     def stop(self) -> None:
         """Stop without a final frame: another agent may continue."""

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if barred:
         raise RunError(f"{run_dir} cannot be sent from here: {barred}")
     _drain(run_dir, meta)
-    sender = Sender(run_dir, to, keys)
+    sender = Sender(run_dir, to, keys, traces=not team)
     try:
         _deliver(sender, meta.get("end") or UNKNOWN_END)
     finally:

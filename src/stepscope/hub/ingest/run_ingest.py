@@ -55,7 +55,7 @@ from stepscope.records import run_clock
 from stepscope.records.paths import helper_command, helper_environment
 from stepscope.records.text import checked_name
 from stepscope.store.create import create_run_at
-from stepscope.store.documents import RunStatus, end_run, read_meta, read_nodes
+from stepscope.store.documents import JOINED, RunStatus, end_run, read_meta, read_nodes
 from stepscope.store.inbox.journal import journals
 from stepscope.store.inbox.receiver import Inbox
 from stepscope.store.live.ring_files import read_sidecars
@@ -489,8 +489,6 @@ class FolderIngest:
             await asyncio.to_thread(self._done, run_dir)
 
 
-JOINED: Final = "joined"
-"""In ``run.json``: the run joined this hub by itself."""
 TEAM_PLACE: Final = (1, 2)
 """Node and number of nodes of such a run: its hub is node 0, without ranks."""
 _BUSY_S: Final = 5.0
@@ -503,7 +501,8 @@ _DESCRIBED: Final = {
     "environment": dict,
 }
 """What a join says about the run, and the type of each."""
-_USER_CHARS: Final = 128
+_CHARS: Final = 128
+"""In a name that a join says."""
 OLDEST_NS: Final = 90 * 86_400 * 10**9
 """A run that says it began earlier began now: the clock of its node is wrong."""
 STATUSES: Final[tuple[RunStatus, ...]] = get_args(RunStatus)
@@ -512,16 +511,30 @@ STATUSES: Final[tuple[RunStatus, ...]] = get_args(RunStatus)
 def _new_run(run_dir: Path, join: Join) -> Path:
     """The folder of a run that its node described; RunUnwritable if it cannot be made."""
     about = {name: join.meta[name] for name, kind in _DESCRIBED.items() if isinstance(join.meta.get(name), kind)}
-    user = join.meta.get("user")
     more = {
         **about,
+        # None where the node did not say it: the hub's own would be wrong.
+        **{name: _short(join.meta.get(name)) or None for name in ("driver", "file_system")},
+        "git": _git(join.meta.get("git")),
         **_begun(join.meta.get("created_wall_ns")),
         "nnodes": TEAM_PLACE[1],
-        "user": user if isinstance(user, str) and user.isprintable() and len(user) <= _USER_CHARS else "",
+        "user": _short(join.meta.get("user")),
         "host": join.host,
         JOINED: True,
     }
     return create_run_at(run_dir, run_dir / "rings", [], version=join.stepscope, more=more).run_dir
+
+
+def _short(text: object) -> str:
+    return text if isinstance(text, str) and text.isprintable() and len(text) <= _CHARS else ""
+
+
+def _git(reported: object) -> dict[str, Any] | None:
+    if not isinstance(reported, Mapping) or not (commit := _short(reported.get("commit"))):
+        return None
+    dirty = reported.get("dirty")
+    branch = _short(reported.get("branch")) or None
+    return {"commit": commit, "branch": branch, "dirty": dirty if isinstance(dirty, bool) else None}
 
 
 def _begun(wall_ns: object) -> dict[str, int]:
