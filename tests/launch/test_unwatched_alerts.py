@@ -40,6 +40,30 @@ def test_a_crash_is_one_message_that_names_the_line(run_stepscope: Callable[...,
     assert "raised ValueError: the batch has no label" in message["title"]
 
 
+REFUSED = """
+import os, pathlib, subprocess
+
+(outbox,) = [path / "outbox.jsonl" for path in pathlib.Path("runs").glob("*/alerts")]
+outbox.touch()
+os.truncate(outbox, 65 << 20)  # larger than the limit: nothing is written to it
+nowhere = subprocess.DEVNULL
+subprocess.Popen(["sh", "-c", 'sleep 2; : >"$0"', outbox], start_new_session=True, stdout=nowhere, stderr=nowhere)
+raise OSError(28, "No space left on device")
+"""
+
+
+@pytest.mark.faults
+def test_the_end_of_a_job_is_sent_although_the_disk_refused_it_first(
+    run_stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CRASH.partition("        if")[0] + REFUSED)
+    with receiving() as (url, arrived):
+        done = run_stepscope("run", "--quiet", str(script), env={"STEPSCOPE_ALERT": url})
+        assert done.code == 1
+    assert [(each.body["status"], each.body["kind"]) for each in arrived] == [("firing", "rank_crashed")]
+
+
 @pytest.mark.ranks
 @pytest.mark.faults
 @pytest.mark.parametrize("case", TROUBLE)

@@ -23,7 +23,7 @@ from stepscope.alerts.engine import AlertEngine, IncidentFiles, RunName
 from stepscope.alerts.observation import RunEnd
 from stepscope.alerts.requests import RequestDesk
 from stepscope.alerts.settings import settings_from
-from stepscope.errors import NotARun, UsageError
+from stepscope.errors import NotARun, RunUnwritable, UsageError
 from stepscope.hub.captures import CaptureDesk, CapturePolicy, SessionOrders
 from stepscope.hub.ingest.tail import Tail, is_long
 from stepscope.hub.launcher import UNSAID
@@ -87,6 +87,8 @@ CAPTURE_S = 0.5
 """The shortest time between two looks at captures."""
 LAST_CAPTURE_S = 8.0
 """How long the analysis of a capture may take when the run is over."""
+LAST_ALERTS_S = 4.0
+"""How long to try to write the last alerts: a full disk may have room again once the job is gone."""
 
 
 class RunJudge:
@@ -115,6 +117,7 @@ class RunJudge:
             link=lambda number: page_link(base, run_dir.name, incident=number) if base else "",
             desk=RequestDesk(run_dir, environ),
         )
+        self._receivers = bool(settings.receivers)
         self._observer = Observer(live, measures={rule.measure for rule in settings.rules if rule.measure})
         self._observed = (float("-inf"), 0)
         self._written_s = self._captured_s = float("-inf")
@@ -191,7 +194,10 @@ class RunJudge:
             self._engine.observe(self._observer.observe(self._history.open))
 
     async def conclude(self, end: Mapping[str, Any], *, poll: Poll | None = None) -> None:
-        """The run is over: judge the last steps, and end what is open.  ``end``: as the launcher reported it."""
+        """The run is over: judge the last steps, and end what is open.  ``end``: as the launcher reported it.
+
+        RunUnwritable if the disk refuses alerts that receivers wait for; everything else is done then.
+        """
         if poll is not None:
             catch_up(self.live, poll)
         with suppress(NotARun):
@@ -204,18 +210,35 @@ class RunJudge:
             await self._evaluate_last()
             self._observe()
         exit_code, step = end.get("exit_code"), self.live.frontier
-        with suppress(OSError):
-            self._engine.conclude(
-                RunEnd(
-                    wall_ns=run_clock.wall_ns(),
-                    status=str(end.get("status") or UNSAID),
-                    exit_code=exit_code if isinstance(exit_code, int) else None,
-                    step=step if step >= 0 else None,
-                )
+        refused = await self._conclude_alerts(
+            RunEnd(
+                wall_ns=run_clock.wall_ns(),
+                status=str(end.get("status") or UNSAID),
+                exit_code=exit_code if isinstance(exit_code, int) else None,
+                step=step if step >= 0 else None,
             )
+        )
         self._history.conclude(step=step, why=ENDED)
         with suppress(OSError):
             (self._run_dir / JUDGED).unlink(missing_ok=True)
+        if refused is not None:
+            why = refused.strerror or str(refused)
+            raise RunUnwritable(f"cannot write the alerts about the end of {self._run_dir.name}: {why}")
+
+    async def _conclude_alerts(self, end: RunEnd) -> OSError | None:
+        """Return why the last alerts could not be written; without receivers nobody waits for them."""
+        until_s = self._clock() + LAST_ALERTS_S
+        while True:
+            try:
+                self._engine.conclude(end)
+            except OSError as error:
+                if not self._receivers:
+                    return None
+                if self._clock() >= until_s:
+                    return error
+                await asyncio.sleep(OBSERVE_TICK_S)
+            else:
+                return None
 
     async def _evaluate_last(self) -> None:
         judging = asyncio.create_task(self.loop.evaluate())

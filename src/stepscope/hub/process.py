@@ -19,13 +19,14 @@ import signal
 import socket
 from ipaddress import ip_address
 
-from stepscope.errors import HubError
+from stepscope.errors import HubError, RunUnwritable
 from stepscope.hub.judge import RunJudge, small_model
 from stepscope.hub.launcher import HubSettings, Launcher
 from stepscope.hub.live.rules import keep_up
 from stepscope.hub.transport import may_connect, peer_uid
 from stepscope.records import run_clock
 from stepscope.records.paths import helper_command
+from stepscope.records.text import say
 from stepscope.store.documents import HubFile, read_hub_file, read_meta, remove_hub_file
 from stepscope.store.liveness import processes_alive
 
@@ -47,6 +48,18 @@ def serve_run(settings: HubSettings) -> int:
         raise HubError(f"{settings.run_dir} contains no valid hub.json, so the hub's address is unknown")
     run_clock.follow_run(read_meta(settings.run_dir))
     launcher = Launcher()
+    try:
+        _serve_until_over(settings, about, launcher)
+    except RunUnwritable as error:
+        if not launcher.gone:
+            raise  # the launcher starts another hub, which tries again
+        say(f"hub: {error}")
+    if launcher.gone and not launcher.stopped:
+        _finish_alone(settings, about)
+    return 0
+
+
+def _serve_until_over(settings: HubSettings, about: HubFile, launcher: Launcher) -> None:
     with socket.socket(fileno=settings.fd) as listening:
         listening.set_inheritable(False)
         judge, caller = None, None
@@ -58,9 +71,6 @@ def serve_run(settings: HubSettings) -> int:
             from stepscope.hub.serving import serve  # loads the server
 
             serve(settings, about, listening, launcher, judge, caller)
-    if launcher.gone and not launcher.stopped:
-        _finish_alone(settings, about)
-    return 0
 
 
 class _Unattended:

@@ -126,9 +126,11 @@ class _RunServer:
                 feeding.cancel()
                 alerting.cancel()
                 await asyncio.gather(feeding, alerting, return_exceptions=True)
-                await judge.conclude(self._launcher.end or {}, poll=self._poll)
-                if server.connections:
-                    await self._say_the_end(server)
+                try:
+                    await judge.conclude(self._launcher.end or {}, poll=self._poll)
+                finally:
+                    if server.connections:
+                        await self._say_the_end(server)
         finally:
             feeding.cancel()
             server.stop()
