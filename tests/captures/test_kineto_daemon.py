@@ -298,6 +298,19 @@ def test_what_is_too_long_or_has_no_sender_is_dropped(folder: Path) -> None:
             assert list(ours.datagrams()) == []
 
 
+def test_a_process_that_never_stops_sending_does_not_hold_the_daemon(folder: Path) -> None:
+    with listen((this_process(str(folder)),)) as (ours,), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
+        client.bind(str(folder / "client"))
+        client.sendto(REQUEST, str(folder / "dynolog"))
+        received = 0
+        for _ in ours.datagrams():
+            client.sendto(REQUEST, str(folder / "dynolog"))
+            received += 1
+            assert received <= 64
+        assert received == 64
+        assert len(list(ours.datagrams())) == 1
+
+
 @pytest.mark.parametrize("address", [b"", b"/", b"..", b"/etc/passwd/..", b"/nowhere"])
 def test_an_answer_stays_in_the_folder(folder: Path, address: bytes) -> None:
     with listen((this_process(str(folder)),)) as (ours,):

@@ -24,6 +24,7 @@ from stepscope.errors import CaptureError
 
 __all__ = ["DaemonSocket", "Datagram", "listen"]
 
+MOST_DATAGRAMS = 64
 _CREDENTIALS = struct.Struct("=iII")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
 _SO_PASSCRED = 16 if not hasattr(socket, "SO_PASSCRED") else socket.SO_PASSCRED
@@ -81,8 +82,10 @@ class DaemonSocket:
             raise CaptureError(f"cannot create the socket {address}: {error.strerror or error}") from None
 
     def datagrams(self) -> Iterator[Datagram]:
-        """Those that have arrived; a cut off one, or one without a sender, is dropped."""
-        while True:
+        """Those that have arrived, ``MOST_DATAGRAMS`` at a time: a process that never stops sending delays the others
+        no more than that.  A cut off one, or one without a sender, is dropped.
+        """
+        for _ in range(MOST_DATAGRAMS):
             try:
                 content, ancillary, flags, address = self._socket.recvmsg(LARGEST_DATAGRAM, _ANCILLARY_BYTES)
             except (BlockingIOError, InterruptedError):
