@@ -108,9 +108,9 @@ def test_runs_that_were_not_used_for_long_make_room(
     in_use.close()
 
 
-def make_room(url: ArchiveUrl, environ: Mapping[str, str]) -> None:
+def make_room(url: ArchiveUrl, environ: Mapping[str, str], flock: Callable[[int, int], None] = fcntl.flock) -> None:
     """As another process that fetches the run ``large``, and removes every run that is not in use."""
-    other = Archive(url, {**environ, ENV_CACHE: "1K"})
+    other = Archive(url, {**environ, ENV_CACHE: "1K"}, flock=flock)
     shutil.rmtree(other.run("large").parent)
     other.close()
 
@@ -159,14 +159,12 @@ def test_a_run_that_was_deleted_is_fetched_and_in_use_again(url: ArchiveUrl, env
 
 
 @pytest.mark.usefixtures("two_runs")
-def test_a_run_that_replaced_the_one_to_remove_is_left_alone(
-    url: ArchiveUrl, environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_replaced_the_one_to_remove_is_left_alone(url: ArchiveUrl, environ: Mapping[str, str]) -> None:
     """Between opening the lock and locking it, another process removed the run, and a third one fetched it again."""
     first, in_use = Archive(url, environ), Archive(url, environ)
     folder = first.run("night")
     first.close()
-    flock, replaced = fcntl.flock, False
+    replaced = False
 
     def overtaken(fd: int, how: int) -> None:
         nonlocal replaced
@@ -174,10 +172,9 @@ def test_a_run_that_replaced_the_one_to_remove_is_left_alone(
             replaced = True
             shutil.rmtree(folder.parent)
             in_use.run("night")
-        flock(fd, how)
+        fcntl.flock(fd, how)
 
-    monkeypatch.setattr(fcntl, "flock", overtaken)
-    make_room(url, environ)
+    make_room(url, environ, overtaken)
     assert replaced and (folder / "steps.parquet").is_file()
     in_use.close()
 

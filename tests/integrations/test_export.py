@@ -16,7 +16,7 @@ import pytest
 from fakes.cluster import Cluster
 from made_runs import Feed
 
-from stepscope.assistant.hub_api import HubApi, RequestError
+from stepscope.assistant.hub_api import HubApi
 from stepscope.cli.main import run_command
 from stepscope.errors import ExportError, UsageError
 from stepscope.hub.runs import Runs
@@ -270,15 +270,20 @@ def test_an_active_run_is_followed(tmp_path: Path) -> None:
 
 
 class ScriptedFeed:
-    """News as a test says; an error is raised instead."""
+    """News as a test says; None: a request that fails."""
 
-    def __init__(self, *news: News | Exception) -> None:
+    def __init__(self, *news: News | None) -> None:
         self._news = list(news)
 
     async def news(self, *, most_rows: int) -> News:
         news = self._news.pop(0)
-        if isinstance(news, Exception):
-            raise news
+        if news is None:
+            api = HubApi(Runs.of_folder(Path("/nowhere")))
+            try:
+                await api.get("/api/v1/runs/night")
+            finally:
+                await api.close()
+        assert news is not None
         return news
 
     async def about(self) -> RunAbout:
@@ -341,13 +346,13 @@ def test_a_few_requests_may_fail(tmp_path: Path, failures: int) -> None:
     async def wait() -> None: ...
 
     notebook = Notebook()
-    errors = [RequestError("the hub is busy")] * failures
-    outcome = follow(ScriptedFeed(news_of(1), *errors, news_of(2, over=True)), notebook, wait, tmp_path)
+    feed = ScriptedFeed(news_of(1), *[None] * failures, news_of(2, over=True))
+    outcome = follow(feed, notebook, wait, tmp_path)
     if failures == 5:
         assert (outcome.problem, [row.step for row in notebook.rows]) == ("", [1, 2])
         assert notebook.calls == ["begin", "write_rows", "write_rows", "finish", "close"]
     else:
-        assert (outcome.problem, [row.step for row in notebook.rows]) == ("the hub is busy", [1])
+        assert (outcome.problem, [row.step for row in notebook.rows]) == ("there is no such run", [1])
         assert notebook.calls == ["begin", "write_rows", "close"]
 
 

@@ -59,7 +59,7 @@ def test_tensorboard(export_run: ExportRun, news: News, run_summary: dict[str, A
     ("name", "folder"),
     [
         ("/proc/x", "_proc_x"),
-        ("../../x", "_.._x"),
+        ("../../X", "_.._X"),
         ("..", "run"),
         (".hidden", "hidden"),
         ("a/b c", "a_b c"),

@@ -89,6 +89,7 @@ class Archive:
         reader: Callable[[ArchiveUrl, Mapping[str, str]], S3Reader | None] = s3_reader,
         now_s: Callable[[], float] = time.time,
         pause: Callable[[float], None] = time.sleep,
+        flock: Callable[[int, int], None] = fcntl.flock,
         free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
     ) -> None:
         self.url = url
@@ -99,7 +100,7 @@ class Archive:
         self._make_reader = reader
         self._storage: Storage | None = None
         self._now_s = now_s
-        self._pause = pause
+        self._pause, self._flock = pause, flock
         self._free_bytes = free_bytes
         self._used: OrderedDict[str, int] = OrderedDict()
         self._lock = threading.Lock()
@@ -291,7 +292,7 @@ class Archive:
             except FileNotFoundError:  # removed between the two
                 continue
             try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                self._flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(fd)
                 continue
@@ -315,7 +316,7 @@ class Archive:
         for path in sorted(runs, key=_used_ns):
             if total + needed <= self._limit and self._free_bytes(self._root) >= needed + SPARE_BYTES:
                 return
-            if _remove(path):
+            if _remove(path, self._flock):
                 total -= sizes[path]
         if (free := self._free_bytes(self._root)) < needed + SPARE_BYTES:
             raise OSError(errno.ENOSPC, f"{bytes_text(needed)} are needed and {bytes_text(free)} are free")
@@ -349,14 +350,14 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _remove(folder: Path) -> bool:
+def _remove(folder: Path, flock: Callable[[int, int], None]) -> bool:
     """Remove a run from the cache unless a process reads it."""
     try:
         fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_lock_of(fd, folder):
             return False
         gone = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")

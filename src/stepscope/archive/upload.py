@@ -20,7 +20,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +54,7 @@ LEASED_S = 600.0
 DEEPEST = 6
 
 _Stamps = Mapping[str, tuple[int, int, int]]
+_Seek = Callable[[int, int, int], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +67,21 @@ class Archived:
 
 
 def archive_run(
-    storage: Storage, run_dir: Path, *, replace: bool = False, progress: Progress = no_progress
+    storage: Storage,
+    run_dir: Path,
+    *,
+    replace: bool = False,
+    progress: Progress = no_progress,
+    lseek: _Seek = os.lseek,
 ) -> Archived:
     """Copy a sealed run; RunError if it cannot be archived now, ArchiveError if that fails.
 
-    ``replace``: an earlier version of the same run is replaced.
+    ``replace``: an earlier version of the same run is replaced.  ``lseek``: finds the holes of files.
     """
     name = checked_name(run_dir.resolve().name)
     _require_finished(run_dir)
     earlier = storage.find(key_of(name))
-    stamps, files = _hash(run_dir)
+    stamps, files = _hash(run_dir, lseek)
     local = Manifest(
         run=ArchivedRun(
             name=name,
@@ -207,22 +213,22 @@ def _stamps_of(run_dir: Path) -> _Stamps:
     return {name: (about.st_mtime_ns, about.st_size, about.st_ino) for name, about in _walk(run_dir)}
 
 
-def _hash(run_dir: Path) -> tuple[_Stamps, tuple[ArchivedFile, ...]]:
+def _hash(run_dir: Path, lseek: _Seek) -> tuple[_Stamps, tuple[ArchivedFile, ...]]:
     try:
         stamps = _stamps_of(run_dir)
         with ThreadPoolExecutor(WRITERS) as pool:
-            return stamps, tuple(pool.map(lambda name: _hash_file(run_dir, name), sorted(stamps)))
+            return stamps, tuple(pool.map(lambda name: _hash_file(run_dir, name, lseek), sorted(stamps)))
     except UnicodeEncodeError:
         raise RunError(f"{run_dir} cannot be archived: the name of a file in it is not UTF-8") from None
     except OSError as error:
         raise RunError(f"{run_dir} cannot be archived: {error.strerror} ({error.filename})") from None
 
 
-def _hash_file(run_dir: Path, name: str) -> ArchivedFile:
+def _hash_file(run_dir: Path, name: str, lseek: _Seek) -> ArchivedFile:
     name.encode()
     with open_file(run_dir / name) as file:
         size = os.fstat(file.fileno()).st_size
-        extents = _extents(file, size)
+        extents = _extents(file, size, lseek)
         hasher = hashlib.sha256()
         stored = 0
         for piece in _stored_pieces(file, extents):
@@ -234,14 +240,14 @@ def _hash_file(run_dir: Path, name: str) -> ArchivedFile:
     )
 
 
-def _extents(file: BinaryIO, size: int) -> tuple[tuple[int, int], ...]:
+def _extents(file: BinaryIO, size: int, lseek: _Seek) -> tuple[tuple[int, int], ...]:
     """Where a file has data: all of it, unless it has holes."""
     found: list[tuple[int, int]] = []
     position = 0
     while position < size and len(found) < MOST_EXTENTS:
         try:
-            begin = os.lseek(file.fileno(), position, os.SEEK_DATA)
-            position = min(os.lseek(file.fileno(), begin, os.SEEK_HOLE), size)
+            begin = lseek(file.fileno(), position, os.SEEK_DATA)
+            position = min(lseek(file.fileno(), begin, os.SEEK_HOLE), size)
         except OSError as error:
             # ENXIO: only a hole is left.  Anything else: this file system does not report holes, or cannot be read.
             return tuple(found) if error.errno == errno.ENXIO else ((0, size),)
