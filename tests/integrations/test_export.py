@@ -368,8 +368,8 @@ def test_steps_after_a_restart_are_exported(tmp_path: Path) -> None:
             source = RunFeed(api, "night")
             seen.append(await source.news(most_rows=20))
             after_ns = 60 * 10**9
-            again = Cluster(ranks=2, steps=300, attempt=1).series()
-            feed.series = [replace(each, anchor_wall_ns=each.anchor_wall_ns + after_ns) for each in again]
+            restarted = Cluster(ranks=2, steps=300, attempt=1).series()
+            feed.series = [replace(each, anchor_wall_ns=each.anchor_wall_ns + after_ns) for each in restarted]
             feed.made = 0
             feed.make(20)
             while len(seen) < 3:
