@@ -246,6 +246,17 @@ def test_every_panel_has_data_and_alerts_fire_and_resolve(
         until(lambda: not expected & server.firing())
 
 
+def test_prometheus_reaches_the_service_of_the_manifests(root: Path) -> None:
+    """Its page always has TLS: by default with a certificate that it makes itself."""
+    deploy = root / "deploy"
+    (scrape,) = yaml.safe_load((deploy / "grafana" / "prometheus-kubernetes.yml").read_text())["scrape_configs"]
+    manifests = yaml.safe_load_all((deploy / "kubernetes" / "base" / "hub.yaml").read_text())
+    (page,) = (each for each in manifests if each["kind"] == "Deployment")
+    (container,) = page["spec"]["template"]["spec"]["containers"]
+    assert {container[probe]["httpGet"]["scheme"] for probe in ("readinessProbe", "livenessProbe")} == {"HTTPS"}
+    assert (scrape["scheme"], scrape["tls_config"]) == ("https", {"insecure_skip_verify": True})
+
+
 def test_hubs_in_kubernetes_are_found_by_their_annotations(
     root: Path, served: tuple[ServedRun, Hub], tmp_path: Path
 ) -> None:
@@ -256,12 +267,12 @@ def test_hubs_in_kubernetes_are_found_by_their_annotations(
     about = {
         "__meta_kubernetes_service_name": "stepscope",
         "__meta_kubernetes_namespace": "training",
-        "__meta_kubernetes_service_annotation_stepscope_io_port": "7071",
+        "__meta_kubernetes_service_annotation_stepscope_io_port": "7070",
     }
     found = {**about, "__meta_kubernetes_service_annotation_stepscope_io_scrape": "true"}
     scrape["static_configs"] = [{"targets": ["a:1"], "labels": found}, {"targets": ["b:1"], "labels": about}]
     with prometheus(tmp_path / "prometheus", {"scrape_configs": [scrape]}) as server:
         targets = until(lambda: (server.get("targets") or {}).get("activeTargets"))
     assert [target["labels"] for target in targets] == [
-        {"instance": "stepscope.training.svc:7071", "job": "stepscope", "namespace": "training"}
+        {"instance": "stepscope.training.svc:7070", "job": "stepscope", "namespace": "training"}
     ]

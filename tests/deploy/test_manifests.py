@@ -134,6 +134,25 @@ def test_the_chart_is_valid(values: tuple[str, ...]) -> None:
     validate(documents)
 
 
+@pytest.mark.parametrize(
+    ("values", "tls"),
+    [
+        ((), {"insecureSkipVerify": True}),
+        (("tlsSecret=tls",), {"serverName": "stepscope.default.svc"}),
+        (
+            ("tlsSecret=tls", "serviceMonitor.serverName=hub.example", "serviceMonitor.ca.secret.name=tls"),
+            {"serverName": "hub.example", "ca": {"secret": {"name": "tls"}}},
+        ),
+    ],
+)
+def test_prometheus_verifies_the_certificate_that_is_configured(values: tuple[str, ...], tls: dict[str, Any]) -> None:
+    """It connects to the address of a pod, which no certificate has: without a name every scrape would fail."""
+    documents = templated("serviceMonitor.enabled=true", *values)
+    (monitor,) = (document for document in documents if document["kind"] == "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", tls)
+
+
 def test_the_chart_installs_this_version() -> None:
     chart = yaml.safe_load((KUBERNETES / "chart" / "Chart.yaml").read_text())
     assert chart["appVersion"] == stepscope.__version__  # also the default tag of the image
