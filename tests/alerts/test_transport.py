@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import resource
 import socket
 import ssl
 import threading
@@ -192,6 +193,18 @@ def test_commands_that_fail(tmp_path: Path) -> None:
         run(["/no/such"])
     with pytest.raises(NotSent, match=r"^the command did not end within 0.2 s$"):
         run(["sh", "-c", "sleep 1000 & sleep 1000"], timeout_s=0.2)
+
+
+def test_a_command_that_cannot_be_started_for_now_is_tried_again() -> None:
+    """No file descriptor is left for its input."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(NotSent, match=r"^true cannot be started: Too many open files$"):
+            run(["true"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert run(["true"]) == Answer()
 
 
 # -- apprise ----------------------------------------------------------------------------------------------------------

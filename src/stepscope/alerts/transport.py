@@ -9,6 +9,7 @@ No text of an error contains an address: it may be a secret.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -41,6 +42,8 @@ MOST_REDIRECTS = 3
 LONGEST_RETRY_AFTER_S = 3600.0
 _REDIRECTS = (307, 308)
 """Those that keep the method and the body."""
+_NO_COMMAND = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.E2BIG)
+"""Errors of a start that the next try would meet, too."""
 _HIDDEN_VARIABLES = (ENV_ALERT, ENV_ALERT_SETTINGS)
 """Not part of a command's environment: they may contain secrets of other receivers."""
 
@@ -198,7 +201,10 @@ class Transport:
             )
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "not a valid command"
-            raise NeverSent(f"{os.path.basename(request.argv[0])} cannot be started: {why}") from None  # noqa: PTH119
+            text = f"{os.path.basename(request.argv[0])} cannot be started: {why}"  # noqa: PTH119
+            if isinstance(error, OSError) and error.errno not in _NO_COMMAND:
+                raise NotSent(text) from None  # memory, processes or descriptors are scarce
+            raise NeverSent(text) from None
         try:
             process.communicate(request.stdin, timeout=destination.timeout_s)
         except subprocess.TimeoutExpired:
