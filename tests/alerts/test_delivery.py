@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from alert_messages import BEGAN_NS, lifecycle, message
+from shifted_clock import shift_clock
 
 from stepscope.alerts.delivery import (
     ReceiverQueue,
@@ -206,6 +207,20 @@ def test_messages_of_days_ago_are_given_up(run_dir: Path) -> None:
     assert case.states() == [("given_up", 0, "could not be sent for 3 days")] * 3
 
 
+@pytest.mark.parametrize("ahead_s", [-4 * 86_400, 4 * 86_400])
+def test_the_age_of_a_message_is_that_on_the_clock_of_its_run(tmp_path: Path, ahead_s: int) -> None:
+    """The time of day was set by four days while the run was active."""
+    now_ns = shift_clock(tmp_path, ahead_s * 10**9)
+    old = replace(message(1, number=1), created_wall_ns=now_ns - 300_000 * 10**9)
+    new = replace(message(1, number=2), created_wall_ns=now_ns)
+    append_messages(tmp_path, [old, new])
+    receiver = SimulatedReceiver()
+    counts = deliver_once(tmp_path, [HOOK], carrier=receiver)
+    assert (counts.sent, counts.given_up, receiver.accepted) == (1, 1, [new.id])
+    times = [delivery.wall_ns - now_ns for _, delivery in read_deliveries(tmp_path)]
+    assert all(0 <= after_ns < 86_400 * 10**9 for after_ns in times)
+
+
 def test_backoff_doubles_up_to_a_minute_and_is_spread() -> None:
     assert [backoff_s(tries, 1.0) for tries in (1, 2, 3, 6, 7, 1000)] == [1.0, 2.0, 4.0, 32.0, 60.0, 60.0]
     assert backoff_s(7, 0.0) == 30.0
@@ -262,12 +277,33 @@ def test_a_receiver_without_its_secret_waits_for_the_next_sender(run_dir: Path) 
     assert queue.step() > 0
     assert carrier.requests == []
     assert [delivery.state for _, delivery in read_deliveries(run_dir)] == ["failed", "waiting", "waiting"]
+    while clock.now_s < 86_400:
+        clock.now_s += queue.step()
+    assert (run_dir / SENT).read_text().count("\n") <= 11  # of thousands of tries
+    assert carrier.requests == []
     found, problems = destinations_of(settings, {"HOOK_URL": "http://host/x"})
     assert (problems, "http://host/x" in repr(found)) == ({}, False)
     queue = ReceiverQueue(run_dir, found[0], SentLog(run_dir), carrier=carrier, clock=clock)
     while queue.step() == 0:
         pass
     assert carrier.accepted == ids(1, 2, 3)
+
+
+# -- a large sent.jsonl -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mebibytes", "accepted"), [(65, ids(1, 2, 3)), (129, [])])
+def test_what_may_have_been_sent_is_not_sent_again_if_the_file_is_too_large(
+    run_dir: Path, mebibytes: int, accepted: list[str]
+) -> None:
+    append_messages(run_dir, [])
+    (run_dir / SENT).write_bytes(b"{}\n")
+    os.truncate(run_dir / SENT, mebibytes << 20)
+    case = Delivering(run_dir)
+    for _ in range(3):
+        case.start()
+        case.run_until(case.clock.now_s + 100)
+    assert case.receiver.accepted == accepted
 
 
 # -- what earlier senders left ----------------------------------------------------------------------------------------

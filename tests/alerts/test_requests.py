@@ -75,9 +75,10 @@ def test_acknowledgments_arrive_once(run_dir: Path, environ: dict[str, str]) -> 
 def test_what_a_silence_covers(run_dir: Path, environ: dict[str, str], fields: dict[str, str], covered: bool) -> None:
     add_user_silence(environ, lasting(**fields), wall_ns=NOW)
     slow = incident(kind="compute_straggler", hosts=("node7",))
-    desk = RequestDesk(run_dir, environ)
-    assert desk.silenced(slow, NOW) is covered
-    assert desk.silenced(slow, NOW + HOUR) is False
+    for hours, silenced in ((0, covered), (1, False)):
+        desk = RequestDesk(run_dir, environ, now_ns=lambda hours=hours: NOW + hours * HOUR)
+        # The run's clock is hours away from the time of day, which was set.
+        assert [desk.silenced(slow, NOW + ahead * HOUR) for ahead in (-2, 0, 2)] == [silenced] * 3
 
 
 def test_a_silence_of_a_host_does_not_hide_another(run_dir: Path, environ: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from alert_messages import incident, message
 from loopback_receiver import LoopbackReceiver, Reply, closed_port, loopback_receiver
+from shifted_clock import shift_clock
 
 from stepscope.alerts.incident_file import append_incident
 from stepscope.alerts.outbox import Delivery, SentLog, append_messages
@@ -47,6 +48,7 @@ def run_dir(place: Path) -> Path:
 
 
 Output = pytest.CaptureFixture[str]
+HOUR_NS = 3600 * 10**9
 
 
 def test_check_says_what_applies_and_sends_nothing(
@@ -171,6 +173,21 @@ def test_a_run_that_ended_with_an_open_incident(run_dir: Path, capsys: Output) -
     shown = capsys.readouterr().out
     assert shown == "night is over: nothing more is sent about its incidents, and they stay as they are\n"
     assert RequestDesk(run_dir, {"HOME": str(run_dir)}).acknowledgments() == []
+
+
+@pytest.mark.parametrize("ahead_ns", [-2 * HOUR_NS, 2 * HOUR_NS])
+def test_a_silence_of_a_run_is_on_its_clock(run_dir: Path, capsys: Output, ahead_ns: int) -> None:
+    """The time of day was set by two hours while the run was active."""
+    now_ns = shift_clock(run_dir, ahead_ns)
+    assert run_command(["alerts", "silence", "--run", "night", "--for", "1h"]) == 0
+    (silence,) = run_silences(run_dir)
+    assert 0 <= silence.until_wall_ns - now_ns - HOUR_NS < 60 * 10**9
+    assert 0 <= silence.from_wall_ns - now_ns < 60 * 10**9
+    shown = capsys.readouterr().out
+    until = time.localtime((silence.until_wall_ns - ahead_ns) / 1e9)
+    assert time.strftime("%H:%M:%S", until) in shown
+    run_command(["alerts", "list", "night"])
+    assert f"  silence {silence.id}  everything, until " in capsys.readouterr().out
 
 
 def test_silence_a_run_and_all_runs(run_dir: Path, capsys: Output) -> None:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,9 +32,11 @@ from stepscope.alerts.receivers.exchange import (
 )
 from stepscope.alerts.settings import AlertSettings, Receiver
 from stepscope.alerts.transport import NeverSent, NotSent, Transport
-from stepscope.errors import UsageError
+from stepscope.errors import NotARun, UsageError
+from stepscope.records.run_clock import now_of
+from stepscope.store.documents import read_meta
 from stepscope.store.locks import LockBusy, take_lock, writing_barred
-from stepscope.store.paths import ALERTS, OUTBOX
+from stepscope.store.paths import ALERTS, OUTBOX, SENT
 
 __all__ = [
     "Carrier",
@@ -41,6 +44,7 @@ __all__ = [
     "Counts",
     "ReceiverQueue",
     "backoff_s",
+    "clock_of_run",
     "deliver_leftovers",
     "deliver_once",
     "destination_of",
@@ -58,6 +62,7 @@ LEFT_AFTER_S = 900.0
 """Age of an outbox and of a lease from which a run's own sender is gone: it stays at most 10 minutes after the run."""
 MOST_RUNS = 1000
 LEASE = "lease.json"
+FULL = f"{SENT} is too large, so it is not known what was sent"
 
 
 class Clock(Protocol):
@@ -80,6 +85,15 @@ class SystemClock:
     @staticmethod
     def wall_ns() -> int:
         return time.time_ns()
+
+
+def clock_of_run(run_dir: Path) -> Callable[[], int]:
+    """A function that returns now on the clock of a run, which the times of its messages are on."""
+    try:
+        meta = read_meta(run_dir)
+    except NotARun:
+        meta = {}
+    return partial(now_of, meta)
 
 
 def destination_of(receiver: Receiver, environ: Mapping[str, str]) -> Destination:
@@ -124,14 +138,19 @@ class ReceiverQueue:
         clock: Clock,
         share: Callable[[], float] = random.random,
         problem: str = "",
+        run_now_ns: Callable[[], int] | None = None,
     ) -> None:
-        """``problem``: why nothing can be sent to it for now; ``share``: random numbers from 0 to 1."""
+        """``problem``: why nothing can be sent to it for now; ``share``: random numbers from 0 to 1.
+
+        ``run_now_ns``: now, on the clock of the run, as the times of messages are (default: by ``clock``).
+        """
         self._destination = destination
         self._log = log
         self._carrier = carrier
         self._clock = clock
         self._share = share
         self._problem = problem
+        self._run_now_ns = clock.wall_ns if run_now_ns is None else run_now_ns
         self._tail = OutboxTail(run_dir, destination.name)
         self._pending: deque[Message] = deque()
         self._receipts: dict[str, dict[str, Any]] = {}
@@ -173,10 +192,11 @@ class ReceiverQueue:
                     self._note_sent(message, state.receipt)
 
     def _try(self, message: Message) -> Outcome:
-        if self._problem:
-            return RetryLater(why=self._problem)
-        before = self._log.state_of(message.id)
         self._tries += 1
+        problem = self._problem or (FULL if self._log.full else "")
+        if problem:
+            return RetryLater(why=problem)
+        before = self._log.state_of(message.id)
         if before is None:
             self._write(message, "sending")
         context = Context(
@@ -202,7 +222,7 @@ class ReceiverQueue:
         return self._functions
 
     def _too_old(self, message: Message) -> Refused | None:
-        age_s = (self._clock.wall_ns() - message.created_wall_ns) / 1e9
+        age_s = (self._run_now_ns() - message.created_wall_ns) / 1e9
         return Refused(why=f"could not be sent for {OLDEST_S / 86_400:.0f} days") if age_s > OLDEST_S else None
 
     def _failed(self, message: Message, outcome: RetryLater) -> None:
@@ -228,7 +248,7 @@ class ReceiverQueue:
                 id=message.id,
                 state=state,
                 tries=self._tries,
-                wall_ns=self._clock.wall_ns(),
+                wall_ns=self._run_now_ns(),
                 why=self._destination.without_secrets(why),
                 receipt=dict(receipt or {}),
             )
@@ -318,9 +338,15 @@ def deliver_once(
     lock = take_lock(run_dir / ALERTS)
     try:
         log = _CountingLog(run_dir)
+        run_now_ns = clock_of_run(run_dir) if clock is None else clock.wall_ns
         for destination in destinations:
             queue = ReceiverQueue(
-                run_dir, destination, log, carrier=carrier or Transport(), clock=clock or SystemClock()
+                run_dir,
+                destination,
+                log,
+                carrier=carrier or Transport(),
+                clock=clock or SystemClock(),
+                run_now_ns=run_now_ns,
             )
             while destination.name not in down:
                 pause_s = queue.step()
@@ -348,9 +374,8 @@ def deliver_leftovers(
     ``left_after_s``: nothing may have been put into an outbox for this long.
     """
     destinations = list(destinations)
-    clock = clock or SystemClock()
     total, down = Counts(), set[str]()
-    for run_dir in _runs_with_outbox(runs, clock.wall_ns() / 1e9, left_after_s):
+    for run_dir in _runs_with_outbox(runs, (clock or SystemClock()).wall_ns() / 1e9, left_after_s):
         if (without is None or run_dir != without) and writing_barred(run_dir) is None:
             try:
                 total += deliver_once(run_dir, destinations, carrier=carrier, clock=clock, down=down)

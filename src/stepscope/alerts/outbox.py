@@ -39,6 +39,8 @@ LONGEST_LINE = 256 << 10
 """A message to a job of thousands of ranks has some tens of kilobytes."""
 MOST_FILE_BYTES = 64 << 20
 """Of each of the two files; further messages are not written.  The limits on rates reach this after years."""
+MOST_SENT_BYTES = 2 * MOST_FILE_BYTES
+"""Of ``sent.jsonl``: beyond the limit there is room for what must not be lost, the end of each message."""
 MOST_MESSAGES = 50_000
 
 LONGEST_TEXT = 2000
@@ -141,8 +143,9 @@ class LineTail:
     Of a file larger than any that we write, the rest is ignored.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, most_bytes: int = MOST_FILE_BYTES) -> None:
         self._path = path
+        self._most_bytes = most_bytes
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
@@ -150,7 +153,7 @@ class LineTail:
         size = _size(self._path)
         if size < self._offset:
             self._offset = 0  # replaced by another file: ids show what is new
-        while self._offset < size and self._offset <= MOST_FILE_BYTES:
+        while self._offset < size and self._offset <= self._most_bytes:
             data, _ = lines_from(self._path, self._offset, most_bytes=LONGEST_LINE, longest=LONGEST_LINE)
             self._offset += len(data)
             if records := [record for line in data.split(b"\n") if (record := record_in(line)) is not None]:
@@ -198,9 +201,14 @@ class SentLog:
         self._states: dict[str, Delivery] = {}
         self._unwritten: dict[str, bytes] = {}
         """By id: only the last state counts."""
-        for delivery in _all(LineTail(self._path)):
+        for delivery in _all(LineTail(self._path, most_bytes=MOST_SENT_BYTES)):
             if delivery.id in self._states or len(self._states) < MOST_MESSAGES:
                 self._states[delivery.id] = delivery
+
+    @property
+    def full(self) -> bool:
+        """Whether the file has more than is read: it is unknown then what was sent, and nothing may be sent again."""
+        return _size(self._path) > MOST_SENT_BYTES
 
     def state_of(self, message_id: str) -> Delivery | None:
         with self._lock:

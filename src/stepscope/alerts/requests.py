@@ -3,6 +3,8 @@
     RUN/alerts/requests.jsonl                   about this run: one line each, appended by the command line and the hub
     $XDG_STATE_HOME/stepscope/silences.json     silences of the user for all runs, or for runs by name; private
 
+The times of the first are on the run's clock, as those of its incidents are; the second has times of day.
+
 Several processes append to the first and replace the second, each under a lock on the file.  A silence suppresses
 messages, not incidents: when it ends and the cause is still there, the message is sent then.
 """
@@ -14,7 +16,7 @@ import os
 import pwd
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -107,8 +109,10 @@ class _Request:
 class RequestDesk:
     """What was requested about one run; the engine asks it before it sends anything.  Call it from one thread."""
 
-    def __init__(self, run_dir: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, run_dir: Path, environ: Mapping[str, str], *, now_ns: Callable[[], int] = time.time_ns) -> None:
+        """``now_ns``: the time of day, for silences of the user."""
         self._run = run_dir.name
+        self._now_ns = now_ns
         self._tail = LineTail(run_dir / ALERT_REQUESTS)
         self._user = _UserSilences(silences_path(environ))
         self._acknowledged: list[Acknowledgment] = []
@@ -121,9 +125,12 @@ class RequestDesk:
         return found
 
     def silenced(self, incident: Incident, wall_ns: int) -> bool:
+        """``wall_ns``: now, on the run's clock."""
         self._read()
-        silences = (*self._silences.values(), *self._user.silences())
-        return any(silence.covers(incident, self._run, wall_ns) for silence in silences)
+        if any(silence.covers(incident, self._run, wall_ns) for silence in self._silences.values()):
+            return True
+        now_ns = self._now_ns()
+        return any(silence.covers(incident, self._run, now_ns) for silence in self._user.silences())
 
     def _read(self) -> None:
         with suppress(OSError):  # a link or pipe in its place, or the file system has gone
@@ -178,7 +185,10 @@ def acknowledge(run_dir: Path, incidents: Sequence[int], *, by: str, wall_ns: in
 
 
 def add_silence(run_dir: Path, silence: Silence, *, wall_ns: int) -> Silence:
-    """Silence incidents of one run; return the silence with its id.  RunUnwritable if that is not possible."""
+    """Silence incidents of one run; return the silence with its id.  RunUnwritable if that is not possible.
+
+    Its times and ``wall_ns``, which is now, are on the run's clock.
+    """
     silence = replace(_checked(silence, wall_ns), run="")
     _append(run_dir, [_Request(action="silence", wall_ns=wall_ns, by=silence.by, silence=silence)])
     return silence

@@ -24,6 +24,7 @@ from stepscope.alerts.delivery import (
     POLL_S,
     ReceiverQueue,
     SystemClock,
+    clock_of_run,
     deliver_leftovers,
     destinations_of,
 )
@@ -154,7 +155,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     for name, problem in problems.items():
         say(f"alerts to {name} are not sent: {problem}")
     stop = threading.Event()
-    transport, log = Transport(environ), SentLog(run_dir)
+    transport, log, run_now_ns = Transport(environ), SentLog(run_dir), clock_of_run(run_dir)
     workers = []
     for destination in destinations:
         queue = ReceiverQueue(
@@ -164,6 +165,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
             carrier=transport,
             clock=SystemClock(),
             problem=problems.get(destination.name, ""),
+            run_now_ns=run_now_ns,
         )
         workers.append(_Worker(queue, destination.name, stop))
     usable = [destination for destination in destinations if destination.name not in problems]

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from alert_messages import incident
 from fakes.cluster import Cluster
+from shifted_clock import shift_clock
 
 from stepscope.alerts.incident_file import append_incident
 from stepscope.alerts.requests import RequestDesk, run_silences
@@ -225,6 +226,18 @@ def test_incidents_are_acknowledged_and_alerts_silenced(start: Start, runs: Path
     assert ended.json() == {"schema": 1, "ended": silence["id"]}
     assert hub.client.delete(f"{url}/silences/{silence['id']}", headers=BEARER).status_code == 404
     assert hub.get(f"{url}/silences").json["silences"] == []
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_a_silence_is_on_the_clock_of_its_run(start: Start, runs: Path, hours: int) -> None:
+    """The time of day was set by two hours while the run was active."""
+    hour_ns = 3600 * 10**9
+    now_ns = shift_clock(runs / "night", hours * hour_ns)
+    hub = start()
+    url = "/api/v1/runs/night/silences"
+    made = hub.client.post(url, content=json.dumps({"seconds": 3600}), headers={**BEARER, **JSON}).json()
+    assert 0 <= made["until_wall_ns"] - now_ns - hour_ns < 600 * 10**9
+    assert [each["id"] for each in hub.get(url).json["silences"]] == [made["id"]]
 
 
 def test_who_may_not_change_a_run_may_not_silence_it(start: Start, runs: Path, tokens: ReaderTokens) -> None:

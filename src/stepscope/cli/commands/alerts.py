@@ -253,7 +253,7 @@ def _list(args: argparse.Namespace) -> int:
     runs = [locate_run(Path(args.words[0]))] if args.words else _active_runs()
     now_ns = time.time_ns()
     own = [silence for silence in user_silences(os.environ) if silence.until_wall_ns > now_ns]
-    documents = [_run_document(run_dir, now_ns) for run_dir in runs]
+    documents = [_run_document(run_dir) for run_dir in runs]
     if args.json:
         print(json.dumps({"runs": documents, "silences": [_silence_document(silence) for silence in own]}, indent=2))
         return 0
@@ -285,7 +285,7 @@ def _active_runs() -> list[Path]:
     return found
 
 
-def _run_document(run_dir: Path, now_ns: int) -> dict[str, Any]:
+def _run_document(run_dir: Path) -> dict[str, Any]:
     from stepscope.alerts.incident_file import read_incidents
     from stepscope.alerts.outbox import read_deliveries
     from stepscope.alerts.requests import run_silences
@@ -301,6 +301,8 @@ def _run_document(run_dir: Path, now_ns: int) -> dict[str, Any]:
         row |= {"tries": delivery.tries, "wall_ns": delivery.wall_ns, "why": delivery.why}
         messages.setdefault(message.incident.number, []).append(row)
     rows = [{**encoded(incident), "sent": messages.get(incident.number, [])} for incident in read_incidents(run_dir)]
+    ahead_ns = _ahead_ns(run_dir)
+    now_ns = time.time_ns() + ahead_ns
     silences = [silence for silence in run_silences(run_dir) if silence.until_wall_ns > now_ns]
     return {
         "run": run_dir.name,
@@ -308,7 +310,7 @@ def _run_document(run_dir: Path, now_ns: int) -> dict[str, Any]:
         "active": is_active(run_dir),
         "incidents": rows,
         "silences": [_silence_document(silence) for silence in silences],
-        "silence_texts": [_silence_text(silence) for silence in silences],
+        "silence_texts": [_silence_text(silence, ahead_ns) for silence in silences],
     }
 
 
@@ -349,12 +351,13 @@ def _silence_document(silence: Silence) -> dict[str, Any]:
     return document
 
 
-def _silence_text(silence: Silence) -> str:
+def _silence_text(silence: Silence, ahead_ns: int = 0) -> str:
+    """``ahead_ns``: how far the clock of its times is ahead of the time of day."""
     parts = [f"{name} {value}" for name in ("run", "kind", "host") if (value := getattr(silence, name))]
     of = " and ".join(parts) or "everything"
     by = f" (by {silence.by})" if silence.by else ""
     why = f": {silence.why}" if silence.why else ""
-    return printable(f"{silence.id}  {of}, until {_time_text(silence.until_wall_ns)}{by}{why}")
+    return printable(f"{silence.id}  {of}, until {_time_text(silence.until_wall_ns - ahead_ns)}{by}{why}")
 
 
 def _time_text(wall_ns: int) -> str:
@@ -385,8 +388,10 @@ def _silence(args: argparse.Namespace) -> int:
     )
     run_dir = _silenced_run(args.silenced_run)
     if run_dir is not None:
-        silence = add_silence(run_dir, silence, wall_ns=now_ns)
-        print(f"silenced in {run_dir.name}: {_silence_text(silence)}")
+        ahead_ns = _ahead_ns(run_dir)
+        until_ns = silence.until_wall_ns + ahead_ns
+        silence = add_silence(run_dir, replace(silence, until_wall_ns=until_ns), wall_ns=now_ns + ahead_ns)
+        print(f"silenced in {run_dir.name}: {_silence_text(silence, ahead_ns)}")
         return 0
     silence = add_user_silence(os.environ, replace(silence, run=args.silenced_run or ""), wall_ns=now_ns)
     print(f"silenced: {_silence_text(silence)}")
@@ -400,6 +405,14 @@ def _silenced_run(text: str | None) -> Path | None:
     return run_path(Path(text))
 
 
+def _ahead_ns(run_dir: Path) -> int:
+    """How far a run's clock is ahead of the time of day, which was set since the run began."""
+    from stepscope.records.run_clock import now_of
+    from stepscope.store.documents import read_meta
+
+    return now_of(read_meta(run_dir)) - time.time_ns()
+
+
 def _remove_silence(args: argparse.Namespace) -> int:
     from stepscope.alerts.requests import end_silence, end_user_silence
 
@@ -411,7 +424,7 @@ def _remove_silence(args: argparse.Namespace) -> int:
         print(f"removed the silence {args.remove}")
         return 0
     for run_dir in runs:
-        if end_silence(run_dir, args.remove, by=_user(args), wall_ns=time.time_ns()):
+        if end_silence(run_dir, args.remove, by=_user(args), wall_ns=time.time_ns() + _ahead_ns(run_dir)):
             print(f"removed the silence {args.remove} of {run_dir.name}")
             return 0
     raise UsageError(f"there is no silence {args.remove}; name the run with --run if it is over")
@@ -434,7 +447,7 @@ def _acknowledge(args: argparse.Namespace) -> int:
     if not is_active(run_dir):
         print(printable(f"{run_dir.name} is over: nothing more is sent about its incidents, and they stay as they are"))
         return 0
-    acknowledge(run_dir, wanted, by=_user(args), wall_ns=time.time_ns())
+    acknowledge(run_dir, wanted, by=_user(args), wall_ns=time.time_ns() + _ahead_ns(run_dir))
     for number in wanted:
         print(printable(f"acknowledged incident {number} of {run_dir.name}: {incidents[number].title}"))
     return 0

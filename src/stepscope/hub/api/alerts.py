@@ -7,7 +7,6 @@ takes it from there within seconds, wherever the request came from.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from stepscope.hub.api.changes import change_run, read_body
 from stepscope.hub.api.resource import Query, Resource
 from stepscope.hub.api.responses import ApiError
 from stepscope.records.dataclass_json import encoded
+from stepscope.records.run_clock import now_of
+from stepscope.store.documents import read_meta
 
 __all__ = ["CHANGE_RESOURCES", "RESOURCES"]
 
@@ -38,7 +39,7 @@ class _NewSilence(msgspec.Struct, forbid_unknown_fields=True):
 
 async def _silences(query: Query) -> Mapping[str, Any]:
     found = await asyncio.to_thread(run_silences, query.run.path)
-    now_ns = time.time_ns()
+    now_ns = now_of(query.run.meta())
     return {"silences": [encoded(silence) for silence in found if silence.until_wall_ns > now_ns]}
 
 
@@ -50,7 +51,7 @@ async def _acknowledge(query: Query) -> Mapping[str, Any]:
         if number not in {incident.number for incident in read_incidents(run_dir)}:
             raise ApiError(404, "there is no such incident")
         by = query.signed(body.by)
-        acknowledge(run_dir, [number], by=by, wall_ns=time.time_ns())
+        acknowledge(run_dir, [number], by=by, wall_ns=_now_ns(run_dir))
         return {"acknowledged": number, "by": by}
 
     return await change_run(query, change)
@@ -63,7 +64,7 @@ async def _add_silence(query: Query) -> Mapping[str, Any]:
         raise ApiError(400, f"the body must be {form}")
 
     def change(run_dir: Path) -> Mapping[str, Any]:
-        now_ns = time.time_ns()
+        now_ns = _now_ns(run_dir)
         silence = Silence(
             id="",
             until_wall_ns=now_ns + int(body.seconds * 1e9),
@@ -82,11 +83,16 @@ async def _end_silence(query: Query) -> Mapping[str, Any]:
     silence_id = query.request.path_params["silence"]
 
     def change(run_dir: Path) -> Mapping[str, Any]:
-        if not end_silence(run_dir, silence_id, by=query.who, wall_ns=time.time_ns()):
+        if not end_silence(run_dir, silence_id, by=query.who, wall_ns=_now_ns(run_dir)):
             raise ApiError(404, "there is no such silence")
         return {"ended": silence_id}
 
     return await change_run(query, change)
+
+
+def _now_ns(run_dir: Path) -> int:
+    """Now, by the clock of the run."""
+    return now_of(read_meta(run_dir))
 
 
 def _number(text: str) -> int:
