@@ -139,3 +139,60 @@ def test_a_script_that_imports_torch_and_does_not_train(
     (finding,) = json.loads((done.run_dir / "summary.json").read_text())["findings"]
     assert finding["title"].startswith("Nothing was recorded: script.py imported torch 2.")
     assert finding["title"].endswith(" and ended without training.")
+
+
+PLANT = """
+import importlib.machinery, importlib.util, os, sys
+with open({ran!r}, "a") as file:
+    file.write("{name}\\n")
+paths = [path for path in sys.path if os.path.realpath(path or ".") != {folder!r}]
+spec = importlib.machinery.PathFinder.find_spec("{name}", paths)
+if spec is None:  # of another operating system
+    raise ModuleNotFoundError("No module named '{name}'", name="{name}")
+module = sys.modules["{name}"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+"""
+"""Notes that it ran, and becomes the module that it is named like."""
+NOT_LOADED = """
+import sys, torch
+known = {*sys.modules, *sys.builtin_module_names}
+print(*(name for name in sys.stdlib_module_names - known if not name.startswith("_")))
+"""
+PLAIN = ("antigravity", "idlelib", "this", "turtle", "turtledemo")
+"""These do something when they are imported."""
+
+
+@pytest.mark.soak  # near: tests/launch/test_loaded_modules.py
+def test_files_named_like_modules_of_the_standard_library_do_not_run(
+    run_stepscope: Callable[..., Any], run_python: Callable[..., Any], script: Callable[..., Path]
+) -> None:
+    """The script's folder is on the path when the recorder is loaded: it needs nothing that torch has not loaded."""
+    whole = {"STEPSCOPE_WHOLE_TORCH": "1"}
+    names = [name for name in run_python("-c", NOT_LOADED, env=whole).stdout.split() if name not in PLAIN]
+    assert {"statistics", "sched"} <= set(names)
+    # Not where the launcher works.  What torch loads later, in training, it loads in a bare run as well.
+    train = script(f"import os, torch\nos.rename('RAN', 'RAN-torch')\n{TRAIN}\ntrain()", name="job/train.py")
+    ran = train.parent / "ran.txt"
+    train.write_text(train.read_text().replace("RAN", str(ran)))
+    for name in names:
+        (train.parent / f"{name}.py").write_text(
+            PLANT.format(name=name, ran=str(ran), folder=str(train.parent.resolve()))
+        )
+
+    def loaded() -> list[set[str]]:
+        """While torch was imported, and later."""
+        parts = [train.parent / name for name in ("ran.txt-torch", "ran.txt")]
+        found = [set(part.read_text().split()) if part.exists() else set[str]() for part in parts]
+        for part in parts:
+            part.unlink(missing_ok=True)
+        return found
+
+    ran.touch()
+    assert run_python(str(train), env=whole).code == 0
+    bare = loaded()
+    ran.touch()
+    done = run_stepscope("run", "--quiet", train, env=whole)
+    assert done.code == 0, done.stderr
+    assert recorded_steps(done) == [12]
+    for recorded, expected in zip(loaded(), bare, strict=True):
+        assert recorded - expected == set()

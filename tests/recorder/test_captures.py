@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -409,7 +411,82 @@ def test_a_trace_that_nobody_collected_is_not_lost(job: Job) -> None:
     assert (job.report().id, job.report().state) == ("step-10", "written")
 
 
+def test_other_ways_to_use_the_profiler_come_first(job: Job) -> None:
+    """``emit_itt`` and torch's legacy profiler would raise in the script while ours is active."""
+    job.train(4)
+    job.order()
+    job.train(6)  # in the window from here on
+    with torch.autograd.profiler.emit_itt():
+        job.train(1)
+    assert job.report().problem == "the script started torch's profiler"
+    job.train(8)
+    job.order(id="again", at_step=len(job.losses) + 4, steps=3)
+    job.train(5)
+    with torch.autograd.profiler_legacy.profile() as theirs:
+        job.train(1)
+    assert job.report().id == "again"
+    assert job.report().problem == "the script started torch's profiler"
+    assert any("addmm" in event.name for event in theirs.function_events)
+
+
+def test_a_thread_of_the_script_profiles_in_the_window(job: Job) -> None:
+    """There is one session of Kineto in a process: ours ends before theirs begins."""
+    entered, seen = threading.Event(), Counter[str]()
+
+    def profiles() -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            entered.set()
+            torch.ones(2) + 1
+        seen.update(event.name for event in profile.events())
+
+    thread = threading.Thread(target=profiles)
+    job.train(4)
+    job.order(steps=100)
+    job.train(8)
+    thread.start()
+    while not entered.is_set():
+        job.train(1)
+    thread.join()
+    assert job.report().problem == "the script started torch's profiler"
+    assert seen["aten::add"] == 1
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_the_sessions_folder_goes_away_in_the_window(job: Job) -> None:
+    """Recording continues, although nothing can be read or written there."""
+    failures = guard.failures()
+    job.train(4)
+    job.order()
+    job.train(5)
+    job.captures.limits = CaptureLimits()
+    hidden = job.ring.parent.with_name("hidden")
+    job.ring.parent.rename(hidden)
+    job.train(200)
+    hidden.rename(job.ring.parent)
+    assert len(job.recording.steps()) == 209
+    forgive_failures(failures)
+
+
 # -- Other processes --------------------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_keeps_the_profile_function_of_the_script(job: Job) -> None:
+    calls: list[str] = []
+
+    def hook(frame: Any, event: str, arg: object) -> None:
+        calls.append(event)
+
+    job.train(4)
+    sys.setprofile(hook)
+    try:
+        job.order()
+        job.train(8)
+        job.recording.recorder.forget()  # as in a child
+        assert sys.getprofile() is hook
+    finally:
+        sys.setprofile(None)
+        torch._C._autograd._enable_record_function(True)
+        torch._C._autograd._disable_profiler()
 
 
 class Squares(torch.utils.data.Dataset[torch.Tensor]):
@@ -523,8 +600,8 @@ def test_sampled_layers_are_labeled_in_forward(sampled_job: Job) -> None:
     sampled_job.train(3)
     found = profiled(sampled_job, 2)
     last = [name for name, *_ in found if name.startswith("stepscope.step ")][-1]
-    whole = next(label for label in found if label[0] == last)
-    inside = [label for label in found if whole[1] <= label[1] and label[2] <= whole[2]]
+    mark = next(label for label in found if label[0] == last)
+    inside = [label for label in found if mark[1] <= label[1]]
     names = [name for name, *_ in inside]
     layer = "stepscope.layer "
     assert names[:6] == [
@@ -585,6 +662,32 @@ def test_a_mode_of_the_script_does_not_see_labels(sampled_job: Job) -> None:
     assert any("addmm" in name for name in seen)
     assert any("Optimizer.step#SGD.step" in name for name in seen), "torch's own label"
     assert not any("stepscope." in name for name in seen)
+
+
+def test_ranges_of_the_script_keep_what_is_in_them(job: Job) -> None:
+    """A range around the body of the loop begins before our step and ends before it: only a mark may be in there."""
+    job.train(2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(3):
+            with torch.profiler.record_function("iteration"):
+                job.train(1)
+    iterations = [event for event in profile.events() if event.name == "iteration"]
+    for iteration in iterations:
+        inside = {child.name for child in iteration.cpu_children}
+        assert {"stepscope.forward", "stepscope.backward"} <= inside
+    steps = [event for event in profile.events() if event.name.startswith("stepscope.step ")]
+    assert [event.name for event in steps] == ["stepscope.step 2", "stepscope.step 3", "stepscope.step 4"]
+    assert not any(event.cpu_children for event in steps)
+
+
+def test_a_traced_graph_has_no_labels(nvtx_job: Job) -> None:
+    """``torch.jit.trace`` records every operator, also the one that begins a label."""
+    nvtx_job.train(2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        nvtx_job.train(1)
+        traced: Any = torch.jit.trace(nvtx_job.model, torch.randn(4, 8))
+    assert "profiler" not in str(traced.inlined_graph)
+    assert str(traced.inlined_graph).count("aten::linear") == 2
 
 
 def test_nvtx_ranges_for_nsight(sampled_job: Job) -> None:

@@ -104,6 +104,23 @@ def test_own_steps_where_the_profiler_marks_none() -> None:
     ]
 
 
+def test_own_steps_that_are_marks() -> None:
+    """In what a script profiles, only the beginning of a step is marked."""
+    trace = MadeTrace()
+    for number, at in ((340, 0), (341, 100), (342, 200), (400, 700), (401, 800)):
+        trace.annotation(f"stepscope.step {number}", at, 0.002)
+    trace.annotation("stepscope.forward", 110, 30)
+    trace.annotation("stepscope.forward", 820, 100)
+    steps = window_of(trace.trace(), keep_last=True).steps
+    assert [(step.number, step.start_ns // 1000, step.end_ns // 1000) for step in steps] == [
+        (340, 0, 100),
+        (341, 100, 200),
+        (342, 200, 200),
+        (400, 700, 800),
+        (401, 800, 920),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "phase"),
     [

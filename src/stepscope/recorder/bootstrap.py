@@ -19,8 +19,9 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import resource  # noqa: F401 - this and the next: what the hooks need and torch does not load
 import sys
-import sysconfig  # noqa: F401 - the one module that the hooks need and torch does not load
+import sysconfig  # noqa: F401
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -105,15 +106,17 @@ def _make() -> Recorder | None:
     global _where
     if _where is None:
         return None
-    where, _where = _where, None  # if this fails, it is not tried again
-    from stepscope.recorder.recorder import Recorder
+    try:
+        from stepscope.recorder.recorder import Recorder
 
-    recorder = Recorder(*where)
-    if _forked_before:
-        recorder.forget()
-    if _when_known is not None:
-        recorder.when_known(_when_known)
-    _where = where
+        recorder = Recorder(*_where)
+        if _forked_before:
+            recorder.forget()
+        if _when_known is not None:
+            recorder.when_known(_when_known)
+    except BaseException:
+        _where = None  # it is not tried again
+        raise
     return _recorders.setdefault("this", recorder)
 
 

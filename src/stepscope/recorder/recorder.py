@@ -257,6 +257,10 @@ class StepCaptures(Protocol):
 
     def forget(self) -> None: ...
 
+    def hurry(self) -> None:
+        """Steps take longer than before: see now whether something was requested."""
+        ...
+
     def end(self) -> None: ...
 
 
@@ -523,15 +527,17 @@ class Recorder:
 
     def _judge_length(self, step: int, flags: int) -> None:
         """Notice a step that took long, or that was skipped, and how long steps usually take."""
-        if self.layers is None:
-            return
         now_ns = self.ledger.now()
         if flags & FLAG_SKIPPED:
             self.suspect("skipped", step)
             if self.trail is not None:
                 self.trail.skip(step)
-        elif now_ns - self._ended_ns >= self._slow_ns and not self.flags & LONG_ANYWAY:
-            self.suspect("slow", step)
+        elif now_ns - self._ended_ns >= self._slow_ns:
+            if not self.flags & LONG_ANYWAY:
+                self.suspect("slow", step)
+            for requests in (self.captures, self._snapshots):
+                if requests is not None:
+                    requests.hurry()
         self._ended_ns = now_ns
         since, since_ns = self._stretch
         if self.flags & FLAG_CAPTURED:

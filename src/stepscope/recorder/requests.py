@@ -25,6 +25,13 @@ class RequestWord:
         self._read_s = now_s()
         self._count = 0
 
+    def hurry(self) -> bool:
+        """Steps take longer than those from which it follows when to read it again: do so now, if it is time."""
+        late = self._now_s() - self._read_s > LATEST_S
+        if late:
+            self.due_at, self._every = 0, 1
+        return late
+
     def changed(self, step: int) -> bool:
         """Whether something was requested since the last call; this step has just ended."""
         now_s = self._now_s()

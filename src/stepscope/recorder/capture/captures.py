@@ -25,10 +25,10 @@ import json
 import os
 import sys
 import time
+from _thread import allocate_lock, get_ident
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import get_ident
 from typing import Any
 
 from stepscope.recorder.capture.labels import Labels
@@ -52,6 +52,9 @@ MOST_ORDER_BYTES = 1 << 20
 PROBLEM_CHARS = 300
 NEVER = 1 << 62
 PARTIAL = ".partial"
+SCRIPT_PROFILES = "the script started torch's profiler"
+GIVES_WAY_S = 5.0
+"""So long a thread of the script that starts a profiler waits for the end of a step, where ours stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +91,8 @@ class _Capture:
     profiler: TorchProfiler | None = None
     recording: bool = False
     retried: bool = False
+    problem: str = ""
+    """Why it has to be given up at the end of this step."""
     began_s: float = 0.0
     start_ms: float = 0.0
     cpu_s: float = 0.0
@@ -146,11 +151,17 @@ class Captures:
     def forget(self) -> None:
         """Start over: initially, and in a forked child, which must not continue with the parent's profiler."""
         if self._current is not None and self._current.profiler is not None:
-            _leave_profiler(self._torch)
+            _leave_profiler(self._torch, reads_frames=self._current.profiler.reads_frames)
         if self._kineto_used:
             _skip_destructors()
         immortal(self._current)
         self._current = None
+        self._running = False
+        """Whether torch's profiler is ours now."""
+        self._overtaken = False
+        """Whether a thread of the script started a profiler before ours could be stopped: that was the last capture."""
+        self._turn = allocate_lock()
+        """Held while ours stops, or another thread decides not to wait for that any longer."""
         self._use.forget()
         self._labels.forget()
         self._word: RequestWord | None = None
@@ -166,6 +177,11 @@ class Captures:
         self._marked_until = -1
         self.due_at = 0
         """After this step, call ``after_step`` again."""
+
+    def hurry(self) -> None:
+        """Steps take longer than before: see now whether something was requested."""
+        if self._word is not None and self._word.hurry():
+            self.due_at = 0
 
     @property
     def busy(self) -> bool:
@@ -194,7 +210,11 @@ class Captures:
             self._take_from_schedule()
         current = self._current
         if current is not None:
-            self._advance(current, step + 1, compiled=compiled, graph=graph)
+            try:
+                self._advance(current, step + 1, compiled=compiled, graph=graph)
+            except OSError:  # the session's folder is gone
+                self._discard(current)
+                self._current = None
             if step + 1 >= current.warmup_step - 1:
                 self._marked_until = max(self._marked_until, step + 1)
         self.due_at = self._next_due(step)
@@ -216,7 +236,10 @@ class Captures:
             current.order = replace(current.order, steps=max(coming - current.first, 1))
         order = current.order
         if current.profiler is not None:
-            if compiled or graph:
+            if current.problem:
+                self._discard(current)
+                self._fail(current, current.problem)
+            elif compiled or graph:
                 self._discard(current)
                 if current.retried:
                     self._fail(current, "something was compiled in each of the two attempts")
@@ -275,10 +298,10 @@ class Captures:
 
     def _obstacle(self, current: _Capture) -> str:
         """Why the capture must not begin; empty: nothing."""
+        if self._overtaken or self._use.active:
+            return "the script uses torch's profiler itself"
         if not self._use.supported:
             return "this version of torch is not supported"
-        if self._use.active:
-            return "the script uses torch's profiler itself"
         if self._room() < self.limits.least_room:
             return f"less than {self.limits.least_room >> 20} MiB are free in {self._path('').parent}"
         if self._path(TRACE_SUFFIX).exists():
@@ -290,6 +313,7 @@ class Captures:
         self._kineto_used = True
         cuda = self._who.device == "cuda"
         current.profiler = self.make_profiler(self._torch, current.order, cuda=cuda, use=self._use)
+        self._running = True
         current.profiler.prepare()
         current.start_ms = 1e3 * (self._now_s() - begun_s)
         current.cpu_s = self.cpu_s()
@@ -329,7 +353,8 @@ class Captures:
         """Stop the profiler and write the trace; figures for the report, or why there is no trace."""
         assert current.profiler is not None
         begun_s = self._now_s()
-        current.profiler.stop()
+        if not self._stop(current.profiler):
+            return SCRIPT_PROFILES
         stopped_s = self._now_s()
         order, room = current.order, self._room()
         if room < self.limits.plenty * order.most_bytes:
@@ -354,7 +379,20 @@ class Captures:
         self._end_labels()
         profiler, current.profiler, current.recording = current.profiler, None, False
         if profiler is not None:
-            failsafe(profiler.stop)()
+            failsafe(self._stop)(profiler)
+
+    def _stop(self, profiler: TorchProfiler) -> bool:
+        """Return whether it has a trace."""
+        with self._turn:
+            try:
+                if not self._overtaken:
+                    profiler.stop()
+            finally:
+                self._running = False
+        if self._overtaken:  # torch's profiler belongs to the script now: stopping ours would end the process
+            immortal(profiler)
+            _leave_profiler(self._torch, reads_frames=profiler.reads_frames)
+        return not self._overtaken
 
     def _end_labels(self) -> None:
         self._labels.end("capture")
@@ -365,11 +403,24 @@ class Captures:
         self._report(current, "failed", problem=problem)
 
     def _script_prepares(self) -> None:
-        """The script is about to start its own profiler: ours gives way."""
+        """The script is about to start its own profiler: ours gives way.
+
+        Ours can only be stopped by the training thread.  Another thread waits for that, since two profilers in a
+        process end in a crash; if the training thread waits for it in turn, not forever.
+        """
         current = self._current
-        if current is not None and current.profiler is not None and get_ident() == self._ledger.thread:
-            self._discard(current)
-            self._fail(current, "the script started torch's profiler")
+        if get_ident() == self._ledger.thread:
+            if current is not None and current.profiler is not None:
+                self._discard(current)
+                self._fail(current, SCRIPT_PROFILES)
+            return
+        if current is not None:
+            current.problem = SCRIPT_PROFILES
+        until_s = self._now_s() + GIVES_WAY_S
+        while self._running and self._now_s() < until_s:
+            time.sleep(0.001)
+        with self._turn:
+            self._overtaken = self._overtaken or self._running
 
     def end(self) -> None:
         """The process ends: of a capture in progress, the steps so far are written.
@@ -471,12 +522,13 @@ def _schedule_of(environ: Mapping[str, str]) -> CaptureSchedule | None:
 
 
 @failsafe
-def _leave_profiler(torch: Any) -> None:
+def _leave_profiler(torch: Any, *, reads_frames: bool) -> None:
     """Make a forked child of a process that is being profiled run without that.
 
     The profiler itself must not be stopped there: that would talk to a device which the child does not have.
     """
-    sys.setprofile(None)
+    if reads_frames:  # else the interpreter's profile function is the script's
+        sys.setprofile(None)
     torch._C._autograd._enable_record_function(False)
 
 

@@ -8,7 +8,9 @@ cost nothing.
 A label must nest with the ranges that torch and the script record on the same thread.  The recorder ends a step inside
 torch's own range of ``Optimizer.step``, so the label of a step ends a little later, where the next phase begins; what
 the script does in between (reading the loss) is in the label of the step before it, like in a script that calls
-``profiler.step()`` at the end of its loop.  A capture ends there, too (``at_next_phase``).
+``profiler.step()`` at the end of its loop.  A capture ends there, too (``at_next_phase``).  In what the script itself
+profiles, the label of a step is only a mark where it begins: a range of the script around the body of its loop begins
+before the first phase, and one label may not cross another.
 
 Layers are labeled by the hooks of a sampled step (``recorder/layers/sampled_step.py``), in forward.  A phase inside a
 layer (an exchange) ends the labels of its layers and begins them anew.  There are none in backward: torch's profiler
@@ -78,11 +80,12 @@ class Labels:
         """A profiler has started."""
         if get_ident() != self._ledger.thread:
             return
-        if not self._users or self.numbers_steps:
+        first = not self._users or self.numbers_steps
+        self._users.add(user)
+        if first:
             self._begin_step(self._recorder.step)
             if self._ledger.phase != OTHER:
                 self._phase = self._label(PHASE_LABEL + self._name_of(self._ledger.phase))
-        self._users.add(user)
         self.attach()
         self._recorder.attend()
 
@@ -169,7 +172,8 @@ class Labels:
         self._end_step()
         self._next = None
         names = [f"{PROFILER_STEP}{step}"] if self.numbers_steps else []
-        self._steps = [self._label(name) for name in (*names, f"{STEP_LABEL}{step}")]
+        mark = "script" in self._users
+        self._steps = [self._label(name, mark=mark) for name in (*names, f"{STEP_LABEL}{step}")]
 
     def _end_step(self) -> None:
         self._end_phase()
@@ -183,30 +187,60 @@ class Labels:
         if phase is not None:
             phase.end()
 
-    def _label(self, name: str) -> _Label:
-        return _Label(self._torch, self._nvtx, name)
+    def _label(self, name: str, *, mark: bool = False) -> _Label:
+        return _Label(self._torch, self._nvtx, name, mark=mark)
 
 
 class _Label:
-    """One range in progress."""
+    """One range in progress; ``mark``: for torch's profiler it is over at once."""
 
-    __slots__ = ("_c", "_nvtx", "_range", "_record", "name")
+    __slots__ = ("_nvtx", "_range", "_record", "_unnoticed", "name")
 
-    def __init__(self, torch: Any, nvtx: Any, name: str) -> None:
-        self.name, self._c = name, torch._C
+    def __init__(self, torch: Any, nvtx: Any, name: str, *, mark: bool) -> None:
+        self.name, self._unnoticed = name, _Unnoticed(torch._C)
         # NVTX ranges that start and end need not nest with those that the script pushes and pops.
         self._nvtx, self._range = nvtx, None if nvtx is None else nvtx.range_start(name)
         self._record = torch.autograd.profiler.record_function(name)
-        with self._c.DisableTorchFunction(), self._c._DisableTorchDispatch():  # a mode of the script would see it
+        with self._unnoticed:
             self._record.__enter__()
+        if mark:
+            self._end_record()
 
     def end(self) -> str:
         """Return the name."""
-        with self._c.DisableTorchFunction(), self._c._DisableTorchDispatch():
-            self._record.__exit__(None, None, None)
+        if self._record is not None:
+            self._end_record()
         if self._nvtx is not None:
             self._nvtx.range_end(self._range)
         return self.name
+
+    def _end_record(self) -> None:
+        record, self._record = self._record, None
+        with self._unnoticed:
+            record.__exit__(None, None, None)
+
+
+class _Unnoticed:
+    """Within this context, modes of the script do not see torch's functions, and a tracer does not record them."""
+
+    __slots__ = ("_c", "_dispatch", "_function", "_tracing")
+
+    def __init__(self, c: Any) -> None:
+        self._c = c
+
+    def __enter__(self) -> None:
+        self._tracing = self._c._get_tracing_state()
+        if self._tracing is not None:
+            self._c._set_tracing_state(None)
+        self._function, self._dispatch = self._c.DisableTorchFunction(), self._c._DisableTorchDispatch()
+        self._function.__enter__()
+        self._dispatch.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._dispatch.__exit__(None, None, None)
+        self._function.__exit__(None, None, None)
+        if self._tracing is not None:
+            self._c._set_tracing_state(self._tracing)
 
 
 def _nvtx(torch: Any) -> Any:

@@ -26,8 +26,10 @@ __all__ = ["ProfilerUse", "TorchProfiler"]
 METADATA = "stepscope"
 """The key of a trace's top level under which a capture describes itself."""
 NEEDED = ("_prepare_trace", "_start_trace", "__exit__")
-"""Methods of ``torch.autograd.profiler.profile`` in every supported version of torch, through which all profilers of a
-process begin and end."""
+"""Methods of ``torch.autograd.profiler.profile`` in every supported version of torch, through which its profilers
+begin and end."""
+OTHERS = (("profiler", "emit_nvtx"), ("profiler", "emit_itt"), ("profiler_legacy", "profile"))
+"""Classes in modules of ``torch.autograd`` that use the profiler in other ways, from their ``__enter__`` on."""
 
 
 class TorchProfiler:
@@ -39,12 +41,13 @@ class TorchProfiler:
         self._use = use
         self._started = False
         activity = profiler.ProfilerActivity
+        # Torch reads Python's frames with the interpreter's profile function, of which there is only one.
+        self.reads_frames = order.stacks and sys.getprofile() is None
         self._profile: Any = profiler._KinetoProfile(
             activities=[activity.CPU, *([activity.CUDA] if cuda else [])],
             record_shapes=order.shapes,
             profile_memory=order.memory,
-            # Torch reads Python's frames with the interpreter's profile function, of which there is only one.
-            with_stack=order.stacks and sys.getprofile() is None,
+            with_stack=self.reads_frames,
         )
 
     def prepare(self) -> None:
@@ -126,7 +129,21 @@ class ProfilerUse:
 
         for name, replacement in zip(NEEDED, (prepare_trace, start_trace, leave_profile), strict=True):
             patches.set(profile, name, replacement)
+        for module, name in OTHERS:
+            other = getattr(getattr(self._torch.autograd, module, None), name, None)
+            if hasattr(other, "__enter__"):
+                self._give_way_to(other, patches)
         self.supported = True
+
+    def _give_way_to(self, other: Any, patches: Patches) -> None:
+        begin = other.__enter__
+
+        @functools.wraps(begin)
+        def enter(profile: Any) -> Any:
+            self._prepares()
+            return begin(profile)
+
+        patches.set(other, "__enter__", enter)
 
     def forget(self) -> None:
         self._ours = False

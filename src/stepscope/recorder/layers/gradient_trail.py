@@ -32,10 +32,9 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from threading import get_ident
 from typing import Any, Literal
 
@@ -276,7 +275,7 @@ class GradientTrail:
         if type(buffer) is not torch.Tensor or not (buffer.is_cpu or buffer.is_cuda) or not self._may_read():
             return
         self._given_ns += GIVEN_NS + buffer.nbytes / BYTES_PER_NS["cuda" if buffer.is_cuda else "cpu"]
-        affordable = self._given_before_ns <= MOST_SHARE * statistics.median(self._lengths_ns)
+        affordable = self._given_before_ns <= MOST_SHARE * _middle(self._lengths_ns)
         if affordable and buffer.is_floating_point() and buffer.itemsize > 1 and buffer.layout is torch.strided:
             with undisturbed(torch):
                 self._current().parts.append(("probe", (), norms_of(torch, [buffer])))
@@ -306,7 +305,7 @@ class GradientTrail:
         self.due = 0
         if len(self._lengths_ns) < 2:
             return
-        length_ns = statistics.median(self._lengths_ns)
+        length_ns = _middle(self._lengths_ns)
         if length_ns >= SHORTEST_NS:
             if step - self._checked >= CHECK_STEPS:
                 self._checked = step
@@ -546,3 +545,7 @@ def _by_node(values: Values, nodes: Mapping[int, int], count: int) -> dict[str, 
     if few:
         found["own_norm"] = plain_numbers([math.sqrt(sum(number * number for number in few))])[0]
     return found
+
+
+def _middle(lengths: Collection[float]) -> float:
+    return sorted(lengths)[len(lengths) // 2]

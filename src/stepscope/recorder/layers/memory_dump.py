@@ -380,6 +380,10 @@ class SnapshotRequests:
         """After this step, check again."""
         return self._word.due_at
 
+    def hurry(self) -> None:
+        """Steps take longer than before: see now whether something was requested."""
+        self._word.hurry()
+
     def check(self, step: int, *, busy: bool) -> None:
         """Read the request word after this step; ``busy``: a graph is being captured, so nothing may be done now."""
         self._changed |= self._word.changed(step)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -570,6 +570,8 @@ def _last_before(sequence: Ints, row: Rows, forward: NDArray[np.int64], backward
 
 # -- window -----------------------------------------------------------------------------------------------------------
 
+LONGEST_MARK_NS = 50_000
+"""No step of a training is that short; in what a script profiles, Stepscope marks where a step begins."""
 STEP = re.compile(r"^(?:ProfilerStep\s*#?\s*|stepscope\.step )(\d{1,18})")
 PROFILER = "ProfilerStep"
 
@@ -682,7 +684,24 @@ def _profiler_steps(trace: Trace) -> list[Step]:
         if number not in found:
             start_ns, end_ns = int(slices.start_ns[row]), int(slices.end_ns[row])
             found[number] = Step(number=number, name=name, start_ns=start_ns, end_ns=end_ns)
-    return sorted(found.values(), key=lambda step: step.start_ns)
+    steps = sorted(found.values(), key=lambda step: step.start_ns)
+    last_ns = int(slices.end_ns[np.isin(slices.kind, HOST_KINDS)].max(initial=0))
+    return steps if profilers else _until_next(steps, last_ns)
+
+
+def _until_next(steps: list[Step], last_ns: int) -> list[Step]:
+    """Where the label of a step is only a mark, its step lasts until the next one; the last, as long as the trace."""
+    found = []
+    for at, step in enumerate(steps):
+        end_ns = step.end_ns
+        if end_ns - step.start_ns < LONGEST_MARK_NS:
+            following = steps[at + 1] if at + 1 < len(steps) else None
+            if following is None:
+                end_ns = max(end_ns, last_ns)
+            elif following.number == step.number + 1:
+                end_ns = following.start_ns
+        found.append(replace(step, end_ns=end_ns))
+    return found
 
 
 def _step_at(steps: tuple[Step, ...], times: Ints) -> NDArray[np.int64]:
