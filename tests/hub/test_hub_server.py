@@ -35,7 +35,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory, made: TlsFiles) -> Iterator[Hu
     limits = {"handshake_s": 1.0, "head_s": 1.0, "connections": 64}
     hub = HubProcess(tmp_path_factory.mktemp("tls-hub") / "run", limits=limits, tls=made)
     yield hub
-    assert hub.stop() == ""
+    # Nodes of earlier tests are silent for longer than 15 seconds if the tests run on a busy machine.
+    printed = hub.stop().splitlines()
+    assert [line for line in printed if not line.endswith("has sent nothing for 15 s")] == []
 
 
 def test_agents_over_tls(hub: HubProcess) -> None:
