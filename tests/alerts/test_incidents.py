@@ -352,6 +352,20 @@ def test_an_update_is_sent_if_rank_or_cost_change_much_and_not_too_often(change:
     assert [status for status, _ in play.store.sent()] == ["firing", "updated"][:sent]
 
 
+def test_an_incident_that_stays_open_is_written_less_and_less_often() -> None:
+    play = Play(alerts())
+    lines = []
+    for hour in range(1, 21):
+        for minute in range(60):
+            play.now_s += 58
+            play.see(finding(cost={"share": 0.4, "seconds": hour * 60.0 + minute}))
+        lines.append(len(play.store.lines))
+    assert lines[0] == pytest.approx(60, abs=2)
+    assert lines[-1] - lines[-2] == pytest.approx(5, abs=1)
+    assert lines[-1] < 400
+    assert play.store.sent() == [("firing", "compute_straggler")]
+
+
 def test_a_receiver_gets_only_what_it_wants() -> None:
     names = ("quiet", "loud")
     receivers = [receiver("quiet", updates=False, resolved=False), receiver("loud", severity="critical")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,31 @@ def test_a_log_is_shown_once_if_the_lowest_rank_failed_and_the_incident_names_no
     document = made.incidents().document(1)
     assert document is not None
     assert [piece["rank"] for piece in document["logs"]["pieces"]] == [0]
+
+
+def test_an_incident_of_which_there_are_very_many_lines(tmp_path: Path) -> None:
+    made = slow_rank(tmp_path)
+    before = made.incidents()
+    (incident,) = before.known.incidents
+    number = incident.number + 1
+    other = replace(incident, number=number, state="open", resolved_wall_ns=None, title="Rank 1 is slow.")
+    costs = [replace(other, cost={"share": 0.1, "seconds": float(seconds)}) for seconds in range(10)]
+    for each in costs:
+        append_incident(made.run_dir, each)
+    path = made.run_dir / "incidents.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines) + "".join(lines[-10:]) * (1 + (17 << 20) // len("".join(lines[-10:]))))
+    append_incident(made.run_dir, replace(costs[-1], state="acknowledged", acknowledged_by="ada"))
+    after = made.incidents()
+    assert [(each.number, each.state) for each in after.known.incidents] == [
+        (incident.number, incident.state),
+        (number, "acknowledged"),
+    ]
+    document = after.document(number)
+    assert document is not None
+    texts = [row["text"] for row in document["timeline"] if row["what"] == "incident"]
+    assert texts == ["The incident was opened: Rank 1 is slow.", "Acknowledged by ada."]
+    assert after.known.changes[: len(before.known.changes)] == before.known.changes
 
 
 def statements_without_source(value: Any, path: str = "") -> Iterator[str]:

@@ -575,7 +575,8 @@ class AlertEngine:
         if before is not None and replace(incident, changed_wall_ns=before.changed_wall_ns) == before:
             self._remember(before)
             return
-        recent = now_ns - self._written_ns.get(incident.number, 0) < thresholds.WRITE_S * 1e9
+        apart_ns = max(thresholds.WRITE_S * 1e9, thresholds.WRITE_SHARE * (now_ns - incident.opened_wall_ns))
+        recent = now_ns - self._written_ns.get(incident.number, 0) < apart_ns
         if sparingly and before is not None and recent and _essence(before) == _essence(incident):
             self._remember(incident)
             return

@@ -34,6 +34,7 @@ __all__ = [
     "UPDATE_COST_SHARE",
     "USUAL_STEPS",
     "WRITE_S",
+    "WRITE_SHARE",
 ]
 
 # -- findings ---------------------------------------------------------------------------------------------------------
@@ -98,7 +99,9 @@ UPDATE_COST_FACTOR = 2.0
 UPDATE_COST_SHARE = 0.05
 """… and by this share of the step time."""
 WRITE_S = 60.0
-"""Changes that are not sent are written at most this often."""
+"""Changes that are not sent are written at most this often …"""
+WRITE_SHARE = 0.01
+"""… and at most once in this share of the incident's age: one that is open for weeks must not fill the disk."""
 LIMIT_S = 3600.0
 """The limit of messages is per hour …"""
 LIMIT_RELEASE_SHARE = 0.5

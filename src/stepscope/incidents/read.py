@@ -6,7 +6,7 @@ Everything is bounded, and a file that is missing or damaged only leaves its par
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -43,6 +43,11 @@ __all__ = ["Known", "incidents_of_findings", "inputs_of", "known_incidents"]
 
 MOST_FILE_BYTES = 16 << 20
 MOST_LINES = 50_000
+MOST_INCIDENT_BYTES = 256 << 20
+MOST_INCIDENT_LINES = 1_000_000
+"""Of ``incidents.jsonl``, whose last lines count; of other files the first 16 MiB are read."""
+SHOWN_CHANGES = ("state", "severity", "title", "also")
+"""What a timeline says about a change of an incident."""
 LARGEST = (1 << 63) - 1
 
 
@@ -54,14 +59,14 @@ class Known:
     made_from: str
     """``incidents.jsonl`` or ``summary.json``."""
     changes: tuple[tuple[int, Incident], ...] = ()
-    """Every line of ``incidents.jsonl`` with its number."""
+    """Lines of ``incidents.jsonl`` with their numbers: those that a timeline shows, and the last of each incident."""
 
 
 def known_incidents(
     run_dir: Path, run: RunData, findings: Sequence[Mapping[str, Any]], *, over: bool, ended_wall_ns: int | None
 ) -> Known:
     """The incidents as the run's hub recorded them; of a run without a hub, its final ``findings``."""
-    lines = _numbered_lines(run_dir / INCIDENTS)
+    lines = _incident_lines(run_dir / INCIDENTS)
     if lines is not None or (run_dir / FINDING_HISTORY).exists():
         changes = tuple((number, change) for number, line in lines or () for change in incident_changes([line]))
         return Known(incidents=incidents_of(line for _, line in lines or ()), made_from=INCIDENTS, changes=changes)
@@ -116,21 +121,48 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _numbered_lines(path: Path) -> list[tuple[int, dict[str, Any]]] | None:
-    """The JSON objects of a file with the numbers of their lines, up to a limit; None without a file."""
-    found: list[tuple[int, dict[str, Any]]] = []
+def _incident_lines(path: Path) -> list[tuple[int, dict[str, Any]]] | None:
+    """The lines that change what a timeline shows, and the last line of each incident; None without a file.
+
+    Most lines of an incident that is open for days only continue its cost.
+    """
+    shown: dict[int, list[Any]] = {}
+    kept: dict[int, dict[str, Any]] = {}
+    last: dict[int, tuple[int, dict[str, Any]]] = {}
     try:
-        with open_file(path) as file:
-            lines = bounded_lines(file, most_bytes=MOST_FILE_BYTES, most_lines=MOST_LINES)
-            for number, line in enumerate(lines, 1):
-                record = record_in(line)
-                if record is not None:
-                    found.append((number, record))
+        for line, record in _records(path, most_bytes=MOST_INCIDENT_BYTES, most_lines=MOST_INCIDENT_LINES):
+            number = record.get("number")
+            if type(number) is not int or (number not in last and len(last) >= MOST_LINES):
+                continue
+            last[number] = line, record
+            values = [record.get(name) for name in SHOWN_CHANGES]
+            if values != shown.get(number) and len(kept) < MOST_LINES:
+                shown[number], kept[line] = values, record
     except FileNotFoundError:
         return None
+    return sorted({**kept, **dict(last.values())}.items())
+
+
+def _numbered_lines(path: Path) -> list[tuple[int, dict[str, Any]]] | None:
+    """The JSON objects of a file with the numbers of their lines, up to a limit; None without a file."""
+    try:
+        return list(_records(path, most_bytes=MOST_FILE_BYTES, most_lines=MOST_LINES))
+    except FileNotFoundError:
+        return None
+
+
+def _records(path: Path, *, most_bytes: int, most_lines: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield JSON objects with the numbers of their lines, up to a limit or an error of the disk."""
+    try:
+        with open_file(path) as file:
+            for number, line in enumerate(bounded_lines(file, most_bytes=most_bytes, most_lines=most_lines), 1):
+                record = record_in(line)
+                if record is not None:
+                    yield number, record
+    except FileNotFoundError:
+        raise
     except OSError:
-        pass  # what was read until then
-    return found
+        return  # what was read until then
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------
