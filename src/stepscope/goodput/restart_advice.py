@@ -461,14 +461,15 @@ def _lost_host(
             continue
         if heard_ns and not begun_ns <= heard_ns <= hung_ns:
             continue  # it was lost in an earlier attempt, or after the job hung
-        if lead is not None and places.get(lead.rank, host) != host and _explains_itself(lead):
+        elsewhere = lead is not None and (lead.rank is None or places.get(lead.rank, host) != host)
+        if lead is not None and elsewhere and _explains_itself(lead):
             continue
         lost_ns = _lost_wall_ns(run, node)
         if status == "interrupted":
             others = (series.ended_wall_ns or 0 for series in attempt.series if series.identity.host != host)
             lost = lost_ns is not None and lost_ns <= max(others, default=0)
         else:
-            lost = lost_ns is not None or (heard_ns and newest_ns - heard_ns >= SILENT_S * 1e9)
+            lost = lost_ns is not None or (heard_ns > 0 and newest_ns - heard_ns >= SILENT_S * 1e9)
         if lost:
             return host, ("nodes.json", f"node {node.get('node')} ({host}) stopped sending and never reported its end")
     return None

@@ -127,7 +127,7 @@ def _incident_lines(path: Path) -> list[tuple[int, dict[str, Any]]] | None:
     Most lines of an incident that is open for days only continue its cost.
     """
     shown: dict[int, list[Any]] = {}
-    kept: dict[int, dict[str, Any]] = {}
+    changes: dict[int, dict[str, Any]] = {}
     last: dict[int, tuple[int, dict[str, Any]]] = {}
     try:
         for line, record in _records(path, most_bytes=MOST_INCIDENT_BYTES, most_lines=MOST_INCIDENT_LINES):
@@ -136,11 +136,11 @@ def _incident_lines(path: Path) -> list[tuple[int, dict[str, Any]]] | None:
                 continue
             last[number] = line, record
             values = [record.get(name) for name in SHOWN_CHANGES]
-            if values != shown.get(number) and len(kept) < MOST_LINES:
-                shown[number], kept[line] = values, record
+            if values != shown.get(number) and len(changes) < MOST_LINES:
+                shown[number], changes[line] = values, record
     except FileNotFoundError:
         return None
-    return sorted({**kept, **dict(last.values())}.items())
+    return sorted({**changes, **dict(last.values())}.items())
 
 
 def _numbered_lines(path: Path) -> list[tuple[int, dict[str, Any]]] | None:
