@@ -86,6 +86,7 @@ def test_a_check_that_is_ended_leaves_no_load_behind(tmp_path: Path, number: sig
         (("--seconds", "600"), "--seconds: must be 2 to 90, not '600'"),
         (("--peers", "nowhere"), "nowhere is not a folder"),
         (("--against", "nowhere"), "nowhere holds no result of `stepscope probe --json`"),
+        (("--against", __file__), "test_probe.py holds no result of `stepscope probe --json`"),
         (("--quick", "--seconds", "3"), "not allowed with argument --quick"),
     ],
 )

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.errors import UsageError
-from stepscope.node_check import append_past, publish, read_past, read_peers, read_results
+from stepscope.node_check import append_past, publish, read_past, read_peers
 
 
 def result(host: str = "n1", **figures: Any) -> dict[str, Any]:
@@ -83,11 +82,9 @@ def test_nodes_read_each_other_and_not_themselves(tmp_path: Path) -> None:
 )
 def test_what_is_no_result_is_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
-    assert read_peers(tmp_path, "n1") == []
-    with pytest.raises(UsageError):
-        read_results(tmp_path / "x.json")
+    assert read_peers(tmp_path, "n0") == []
 
 
 def test_figures_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps(result(memory="fast", disk_read=-1, processor=1.5, disk_write=True)))
-    assert read_results(tmp_path / "x.json")[0]["figures"] == {"processor": 1.5}
+    assert read_peers(tmp_path, "n0")[0]["figures"] == {"processor": 1.5}

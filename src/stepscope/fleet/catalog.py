@@ -147,8 +147,8 @@ class RunCatalog:
             self._discard()
             try:
                 done = self._update(folders, archives, progress)
-            except _Damaged as again:
-                raise RunError(f"the catalog {self.path} cannot be used: {again}") from again
+            except _Damaged as second:
+                raise RunError(f"the catalog {self.path} cannot be used: {second}") from second
             done.rebuilt = str(error)
             return done
 

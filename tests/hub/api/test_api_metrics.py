@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import subprocess
 from pathlib import Path
@@ -11,19 +10,19 @@ from typing import Any
 import pytest
 from fakes.cluster import Cluster
 from fakes.traffic import Exchange, Traffic
-from made_runs import record
 from prometheus_client.parser import text_string_to_metric_families
 from real_prometheus import program, prometheus, until
 
 from stepscope.diagnosis import build_window
 from stepscope.hub.api.auth import Readers
 from stepscope.hub.api.metric_families import FAMILIES
-from stepscope.hub.api.metrics import _communication, metrics_text
+from stepscope.hub.api.metrics import _communication
 from stepscope.hub.api.responses import LONGEST_LABEL, Exposition, Family
-from stepscope.hub.api.stream import Streams
+from stepscope.hub.app import make_app
 from stepscope.hub.live.figures import WORST, RunFigures, figures_of
 from stepscope.hub.runs import Runs
 from stepscope.reports.tables import communication_table
+from tests.hub.run_parts import Hub, record
 
 READER = "reader-token-of-the-tests"
 
@@ -86,7 +85,11 @@ class OpenedMeanwhile(Runs):
 
 def test_a_run_that_is_opened_during_a_scrape_is_listed_once(tmp_path: Path) -> None:
     record(tmp_path, "demo", Cluster(ranks=2, steps=20).run())
-    text = asyncio.run(metrics_text(OpenedMeanwhile(tmp_path, single=None), Readers(READER), Streams(), None, None))
+    hub = Hub(lambda: make_app(OpenedMeanwhile(tmp_path, single=None), Readers(READER)))
+    try:
+        text = hub.get("/metrics").body.decode()
+    finally:
+        hub.close()
     names = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
     assert [name for name in names if name.startswith("stepscope_run_info")] == [
         'stepscope_run_info{run="demo",status="finished"}'
