@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,7 +241,7 @@ def test_changes_only_if_they_were_allowed(changed: Callable[..., Any], tmp_path
     made = document_of(changed("silence_run", run="night", minutes=120, kind="compute_*", why="known"))
     (silence,) = run_silences(run_dir)
     assert (silence.id, silence.kind, silence.why) == (made["silence"], "compute_*", "known")
-    assert 7190 < silence.until_wall_ns / 1e9 - time.time() <= 7200
+    assert silence.until_wall_ns - silence.from_wall_ns == 7200 * 10**9
 
     refused = changed("acknowledge_incident", run="night", incident=7)
     assert (refused.is_error, refused.content[0].text) == (True, "night has no incident 7; its incidents: 1")
