@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -815,7 +816,8 @@ async def _silence_run(api: HubApi, values: Mapping[str, Any]) -> Answer:
     wanted |= {name: values[name] for name in ("kind", "host", "why") if values[name] is not None}
     made = await api.post(f"/api/v1/runs/{run}/silences", wanted)
     about = f" about {made['kind']}" if made["kind"] else ""
-    until = _utc(made["until_wall_ns"])
+    # By the time of day: the silence itself is on the run's clock, which may differ.
+    until = _utc(time.time_ns() + made["until_wall_ns"] - made["from_wall_ns"])
     text = f"No messages{about} of {run} until {until}. Incidents are still recorded."
     return Answer(
         text=text, document={"run": run, "silence": made["id"], "until": until, **_some(made, "kind", "host")}
