@@ -69,7 +69,10 @@ def test_a_page_that_could_not_be_built(tmp_path: Path, small_page: Path) -> Non
     [("2.13.0+cpu", "good"), ("2.10.0", "good"), ("3.0.0a1", "good"), ("2.9.1+cu128", "weak"), ("1.13.1", "bad")],
 )
 def test_torch_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, state: str) -> None:
-    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: version)
+    installed = tmp_path / f"torch-{version}.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
     (found,) = (check for check in doctor.checks(tmp_path) if check.what.startswith("torch "))
     assert (found.state, found.what) == (state, f"torch {version}")
     assert ("2.10" in found.advice) == (state != "good")

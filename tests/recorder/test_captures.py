@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -118,6 +119,31 @@ def test_an_order_is_carried_out_at_its_steps(job: Job) -> None:
     assert trace["stepscope"]["first_step"] == 10
     assert job.marked() == [7, 8, 9, 10, 11, 12, 13]
     assert not torch._C._autograd._profiler_enabled()
+
+
+def test_an_order_after_a_stage_of_short_steps(job: Job) -> None:
+    """How many steps pass until the next look for requests follows from their length: long ones end that wait."""
+    now_s = 0.0
+    recorder = job.recording.recorder
+    assert isinstance(recorder.labels, Labels)
+    recorder.captures = Captures(torch, recorder.ledger, recorder.labels, {}, now_s=lambda: now_s)
+
+    def short(_: int) -> None:
+        nonlocal now_s
+        now_s += 0.0002
+
+    def long(_: int) -> None:
+        nonlocal now_s
+        now_s += 0.5
+        time.sleep(0.02)
+
+    recorder.attend()
+    job.train(3000, inside=short)
+    order = CaptureOrder(id="late", ranks=(0,), at_step=100_000, steps=3)
+    job.ring.with_suffix(CAPTURE_SUFFIX).write_text(json.dumps(encoded(order)))
+    assert announce_request(job.ring)
+    job.train(8, inside=long)
+    assert (job.report().id, job.report().state) == ("late", "waiting")
 
 
 @pytest.mark.parametrize(
