@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,16 @@ def test_an_incident_of_which_there_are_very_many_lines(tmp_path: Path) -> None:
     texts = [row["text"] for row in document["timeline"] if row["what"] == "incident"]
     assert texts == ["The incident was opened: Rank 1 is slow.", "Acknowledged by ada."]
     assert after.known.changes[: len(before.known.changes)] == before.known.changes
+
+
+def test_other_runs_and_git_are_read_once_for_all_incidents_of_a_run(tmp_path: Path) -> None:
+    made = slow_rank(tmp_path)
+    incidents = made.incidents()
+    first = incidents.document(1)
+    assert first is not None and first["changes"]["run"] == "good" and first["changes"]["git"]["commits"]
+    shutil.rmtree(made.runs / "good")
+    shutil.rmtree(made.repository)
+    assert incidents.document(1) == first
 
 
 def statements_without_source(value: Any, path: str = "") -> Iterator[str]:

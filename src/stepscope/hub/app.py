@@ -38,7 +38,7 @@ from starlette.types import ASGIApp
 from stepscope.errors import NotARun, RunError, RunUnwritable, StepscopeError
 from stepscope.hub.api import alerts, captures, compare, fleet, incidents, samples, steps
 from stepscope.hub.api import runs as run_resources
-from stepscope.hub.api.auth import Readers, ReadersOnly, session_routes
+from stepscope.hub.api.auth import ONLY_RUN, Readers, ReadersOnly, session_routes
 from stepscope.hub.api.resource import Parameter, Query, Resource, openapi, route_of
 from stepscope.hub.api.responses import CONTENT_TYPE, ApiError, Body, SafeHeaders, failure, takes_gzip
 from stepscope.hub.api.stream import MEDIA_TYPE, Streams
@@ -170,9 +170,11 @@ def resources_of(
 
     async def report(query: Query) -> Body:
         name = query.run.name
+        # A token for one run does not show what happened in others.
+        others = query.request.scope.get("state", {}).get(ONLY_RUN) is None
         async with packing:  # a report of a large run takes seconds and memory: make one at a time
             try:
-                data = await copy_of(query.run, wall_ns=time.time_ns())
+                data = await copy_of(query.run, wall_ns=time.time_ns(), others=others)
             except RunError as error:
                 raise ApiError(503, str(error)) from error
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(f'{name}.html', safe='')}"}

@@ -305,11 +305,18 @@ Contents = dict[str, Any]
 
 
 async def gather(
-    run: OpenRun, plan: Plan, blobs: Blobs, progress: Progress = no_progress, *, files: bool = True
+    run: OpenRun,
+    plan: Plan,
+    blobs: Blobs,
+    progress: Progress = no_progress,
+    *,
+    files: bool = True,
+    others: bool = True,
 ) -> Contents:
     """Return ``answers`` by resource, ``maps`` by value, ``files`` by path, and ``left_out`` in sentences.
 
-    Without ``files`` no file is included: a job's output cannot be redacted.
+    Without ``files`` no file is included: a job's output cannot be redacted.  Without ``others`` the incidents say
+    nothing about other runs of the folder.
     """
     progress(0, STAGES)
     left_out: list[str] = []
@@ -327,7 +334,7 @@ async def gather(
     for name, document in long.items():
         answers[name] = _cut(document, name, plan.document_bytes, left_out)
     answers["events"] = _events(run, plan, left_out)
-    await _incidents(run, plan, answers, left_out, logs=files)
+    await _incidents(run, plan, answers, left_out, logs=files, others=others)
     progress(1, STAGES)
     add_steps(run, plan, blobs, answers, left_out)
     progress(2, STAGES)
@@ -355,14 +362,16 @@ async def gather(
     return {"answers": answers, "maps": maps, "files": found, "left_out": left_out}
 
 
-async def _incidents(run: OpenRun, plan: Plan, answers: dict[str, Any], left_out: list[str], *, logs: bool) -> None:
+async def _incidents(
+    run: OpenRun, plan: Plan, answers: dict[str, Any], left_out: list[str], *, logs: bool, others: bool
+) -> None:
     """Add the list and as many incidents as there is room for, the most severe first; without ``logs`` no lines."""
     listed = await incidents_of_run(run)
     answers["incidents"] = listed
     rows = sorted(listed["incidents"], key=lambda row: (-SEVERITIES.index(row["severity"]), row["number"]))
     size, included = 0, 0
     for row in rows[:MOST_INCIDENTS]:
-        document = await incident_document_of(run, row["number"], logs=logs)
+        document = await incident_document_of(run, row["number"], logs=logs, others=others)
         size += 0 if document is None else len(json_body(document))
         if document is None or size > plan.document_bytes:
             break
@@ -563,18 +572,25 @@ SCHEMA = 1
 
 
 async def copy_of(
-    run: OpenRun, *, most_bytes: int = MOST_BYTES, wall_ns: int, redact: bool = False, progress: Progress = no_progress
+    run: OpenRun,
+    *,
+    most_bytes: int = MOST_BYTES,
+    wall_ns: int,
+    redact: bool = False,
+    others: bool = True,
+    progress: Progress = no_progress,
 ) -> bytes:
     """Return the page of a run with its data inside; ``wall_ns``: the creation time that it states.
 
-    RunError if the page was not built.
+    ``others``: with what incidents say about other runs of the folder; a redacted copy has none of that.  RunError if
+    the page was not built.
     """
     if not is_built():
         raise RunError(explain_unbuilt())
     made, report = b"", progress
     for plan in plans():
         blobs = Blobs()
-        contents = await gather(run, plan, blobs, report, files=not redact)
+        contents = await gather(run, plan, blobs, report, files=not redact, others=others and not redact)
         report = no_progress  # a second plan requests less of the same, and a progress bar never goes back
         made = await asyncio.to_thread(_packed, run, contents, blobs, wall_ns, redact=redact)
         if len(made) <= most_bytes:

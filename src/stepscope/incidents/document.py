@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
 from stepscope.incidents.builder import NOT_RECORDED, build_document, list_document
-from stepscope.incidents.read import Known, inputs_of, known_incidents
+from stepscope.incidents.read import Known, OtherRuns, inputs_of, known_incidents
 from stepscope.records.redaction import Redactor
 from stepscope.records.series import RunData
 from stepscope.records.text import count_text
@@ -45,7 +46,7 @@ class Incidents:
         )
 
     def document(self, number: int, *, logs: bool = True, others: bool = True) -> dict[str, Any] | None:
-        """One incident; None if no incident has that number.  ``logs`` and ``others``: see ``inputs_of``."""
+        """One incident; None if no incident has that number.  ``logs`` and ``others``: with them (``inputs_of``)."""
         inputs = inputs_of(
             self.run_dir,
             self.run,
@@ -57,9 +58,13 @@ class Incidents:
             status_text=self.status_text,
             ended_wall_ns=_ended(self.summary, self.run),
             logs=logs,
-            others=others,
+            others=self._others if others else None,
         )
         return None if inputs is None else build_document(inputs)
+
+    @cached_property
+    def _others(self) -> OtherRuns:
+        return OtherRuns.read(self.run_dir, self.run)
 
     def redacted(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """The document without host names, users, paths, addresses and values of the command line."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from stepscope.store.file_io import bounded_lines, record_in
 from stepscope.store.live.logs import data_at, plain_line
 from stepscope.store.paths import FINDING_HISTORY, INCIDENTS, SUMMARY
 
-__all__ = ["Known", "incidents_of_findings", "inputs_of", "known_incidents"]
+__all__ = ["Known", "OtherRuns", "incidents_of_findings", "inputs_of", "known_incidents"]
 
 
 # -- the run's incidents ----------------------------------------------------------------------------------------------
@@ -180,11 +181,11 @@ def inputs_of(
     status_text: str,
     ended_wall_ns: int | None,
     logs: bool = True,
-    others: bool = True,
+    others: OtherRuns | None,
 ) -> Inputs | None:
     """Everything about one incident; None if no incident has that number.
 
-    ``summary``: of the run, as far as it has one.  ``logs``: with lines of logs.  ``others``: with other runs of the
+    ``summary``: of the run, as far as it has one.  ``logs``: with lines of logs.  ``others``: the other runs of the
     folder, which not every reader may see.
     """
     incident = next((each for each in known.incidents if each.number == number), None)
@@ -196,9 +197,8 @@ def inputs_of(
     pieces, note = _logs(run_dir, run, onset) if logs else ((), "")
     world = summary.get("world_size")
     world_size = world if type(world) is int else max((each.identity.world_size for each in run.ranks), default=0)
-    folder = _Folder.read(run_dir, run) if others else None
-    good, good_note = (None, "") if folder is None else folder.good_run(incident, summary, world_size)
-    earlier = [] if folder is None else folder.earlier(incident)
+    good, good_note = (None, "") if others is None else others.good_run(incident, summary, world_size)
+    earlier = [] if others is None else others.earlier(incident)
     return Inputs(
         run=run,
         over=over,
@@ -220,8 +220,8 @@ def inputs_of(
         good=good,
         good_note=good_note,
         earlier=earlier,
-        scanned=0 if folder is None else len(folder.runs),
-        unscanned=0 if folder is None else folder.left_out,
+        scanned=0 if others is None else len(others.runs),
+        unscanned=0 if others is None else others.left_out,
         ledger=_goodput(summary),
     )
 
@@ -404,6 +404,11 @@ MOST_FOLDERS = 5000
 MOST_SUMMARY_BYTES = 8 << 20
 MOST_READ_BYTES = 128 << 20
 MOST_EARLIER = 12
+NEEDED = ("world_size", "status", "step_time", "run", "facts", "findings")
+NEEDED_OF_RANKS = ("device_name", "torch", "backend")
+"""Of the summary of another run, for ``context_of`` and what is below; the rest does not stay in memory."""
+MOST_OF_RUN = 200
+"""Incidents of one other run, the last ones: they stay in memory for all incidents of this run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,18 +419,25 @@ class _OtherRun:
     created_wall_ns: int
     summary: Mapping[str, Any]
 
+    @cached_property
+    def incidents(self) -> list[tuple[Incident, str]]:
+        """Its incidents, each with the file that has it."""
+        return _incidents_of_other(self)[-MOST_OF_RUN:]
+
 
 @dataclass(frozen=True, kw_only=True)
-class _Folder:
-    """The runs next to this one that began before it, newest first."""
+class OtherRuns:
+    """The runs next to this one that began before it, newest first; read once for all incidents of this run."""
 
     run: RunData
     run_dir: Path
     runs: tuple[_OtherRun, ...]
     left_out: int
+    _git: dict[str, GitChanges | None] = field(default_factory=dict, init=False, repr=False)
+    """By the name of the other run: git is a handful of processes."""
 
     @classmethod
-    def read(cls, run_dir: Path, run: RunData) -> _Folder:
+    def read(cls, run_dir: Path, run: RunData) -> OtherRuns:
         created = _int(run.meta.get("created_wall_ns"))
         begun: list[tuple[int, str, Path, Mapping[str, Any]]] = []
         try:
@@ -449,7 +461,7 @@ class _Folder:
         for started, name, path, about in begun[:MOST_RUNS]:
             summary, length = _summary(path) if size < MOST_READ_BYTES else ({}, 0)
             size += length
-            runs.append(_OtherRun(name=name, path=path, meta=about, created_wall_ns=started, summary=summary))
+            runs.append(_OtherRun(name=name, path=path, meta=about, created_wall_ns=started, summary=_needed(summary)))
         return cls(run=run, run_dir=run_dir, runs=tuple(runs), left_out=len(begun) - len(runs))
 
     def good_run(self, incident: Incident, summary: Mapping[str, Any], world_size: int) -> tuple[GoodRun | None, str]:
@@ -478,6 +490,8 @@ class _Folder:
 
     def _compared(self, good: _OtherRun, summary: Mapping[str, Any], *, exact: bool, between: int) -> GoodRun:
         here = summary or _summary(self.run_dir)[0]
+        if good.name not in self._git:
+            self._git[good.name] = _git_of(good.meta, self.run.meta)
         before, after = (
             context_of(document, {**meta, "environment": _environment(meta)})
             for document, meta in ((good.summary, good.meta), (here, self.run.meta))
@@ -492,7 +506,7 @@ class _Folder:
             same_command=exact,
             step_ms=float(median) if isinstance(median, int | float) and 0 < median < 1e12 else None,
             rows=rows,
-            git=_git_of(good.meta, self.run.meta),
+            git=self._git[good.name],
             runs_between=between,
         )
 
@@ -500,7 +514,7 @@ class _Folder:
         """Incidents of other runs that share the kind, a host or the line; those that share more first, then newest."""
         found: list[EarlierIncident] = []
         for other in self.runs:
-            for each, file in _incidents_of_other(other):
+            for each, file in other.incidents:
                 same = _same(incident, each)
                 if same:
                     wall_ns = each.since_wall_ns or each.opened_wall_ns or other.created_wall_ns
@@ -602,6 +616,14 @@ def _summary(path: Path) -> tuple[Mapping[str, Any], int]:
     except OSError:
         return {}, 0
     return (load_summary(path) or {}, size) if size <= MOST_SUMMARY_BYTES else ({}, 0)
+
+
+def _needed(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a comparison needs of the summary of another run; rows of ranks that say the same are kept once."""
+    rows = (row for row in _list(summary.get("ranks")) if isinstance(row, Mapping))
+    ranks = {tuple(str(row.get(name) or "") for name in NEEDED_OF_RANKS) for row in rows}
+    found = {key: summary[key] for key in NEEDED if key in summary}
+    return {**found, "ranks": [dict(zip(NEEDED_OF_RANKS, rank, strict=True)) for rank in sorted(ranks)]}
 
 
 def _int(value: Any) -> int:

@@ -14,7 +14,7 @@ from page_files import data_in
 from stepscope.alerts.incident_file import append_incident
 from stepscope.alerts.model import Incident
 from stepscope.hub.api.auth import Readers, ReaderTokens, run_scope
-from stepscope.hub.app import make_app
+from stepscope.hub.app import make_app, write_copy
 from stepscope.hub.runs import Runs
 from stepscope.records.redaction import REDACTED
 from stepscope.reports import summarize
@@ -106,6 +106,23 @@ def test_the_report_has_the_incidents(hub: Hub) -> None:
     assert answers["incidents"]["incidents"][0]["number"] == 1
     assert answers["incidents/1"]["logs"]["pieces"][0]["lines"] == ["reading shard 7"]
     assert REDACTED not in json.dumps(answers["incidents/1"])
+
+
+def test_the_report_of_a_token_for_one_run_does_not_show_others(hub: Hub, tokens: ReaderTokens) -> None:
+    def shown(headers: dict[str, str]) -> set[str]:
+        document, _ = data_in(hub.client.get("/api/v1/runs/night/report.html", headers=headers).content)
+        return {"changes", "earlier"} & set(document["answers"]["incidents/1"])
+
+    secret = tokens.create("mail", run_scope("night"), now_s=0.0, seconds=1e12)
+    assert shown(bearer()) == {"changes", "earlier"}
+    assert shown({"Authorization": f"Bearer {secret}"}) == set()
+
+
+def test_a_redacted_report_does_not_show_others(folder: Path, tmp_path: Path) -> None:
+    write_copy(folder / "night", tmp_path / "sent.html", redact=True)
+    document, _ = data_in((tmp_path / "sent.html").read_bytes())
+    assert document["answers"]["incidents/1"]["incident"]["number"] == 1
+    assert {"changes", "earlier"} & set(document["answers"]["incidents/1"]) == set()
 
 
 def bearer() -> dict[str, str]:

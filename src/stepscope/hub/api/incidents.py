@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["INCIDENT_RESOURCES", "incident_document_of", "incidents_of_run"]
 
-MOST_KEPT = 16
-"""Documents of one run that are kept for the next request."""
+MOST_KEPT = 40
+"""Documents of one run that are kept for the next request: more than a copy of the run has (``report_copy.py``)."""
 _FILES = (META, SUMMARY, INCIDENTS, FINDING_HISTORY, SENT, ALERT_REQUESTS)
 
 
@@ -37,7 +37,7 @@ class _Made:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     stamp: tuple[Any, ...] = ()
     loaded: Incidents | None = None
-    documents: dict[tuple[int, bool], dict[str, Any]] = field(default_factory=dict)
+    documents: dict[tuple[int, bool, bool], dict[str, Any]] = field(default_factory=dict)
 
 
 _MADE: WeakKeyDictionary[OpenRun, _Made] = WeakKeyDictionary()
@@ -62,13 +62,13 @@ async def incident_document_of(
         stamp = (run.over, run.live.judged.step if not run.over else 0, *(stamp_of(run.path / name) for name in _FILES))
         if made.stamp != stamp:
             made.stamp, made.loaded, made.documents = stamp, None, {}
-        key = (number, others)
-        if not logs or key not in made.documents:
+        key = (number, logs, others)
+        if key not in made.documents:
             if made.loaded is None:
                 made.loaded = await _load(run)
             document = await asyncio.to_thread(made.loaded.document, number, logs=logs, others=others)
-            if document is None or not logs:
-                return document
+            if document is None:
+                return None
             if len(made.documents) >= MOST_KEPT:
                 made.documents.clear()
             made.documents[key] = document
