@@ -73,6 +73,31 @@ def test_the_last_value_alone_is_a_warning() -> None:
     assert "is NaN at step 199, the last one noted;" in found.title
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("val_loss", {step: 2.0 if step % 50 == 0 else "nan" for step in range(STEPS)}),  # noted between evaluations
+        ("eval/loss", dict.fromkeys(range(STEPS), "nan")),  # none yet
+        ("best_val_loss", {0: "inf", 50: "inf", 100: "inf", 150: "inf"}),
+        ("best_loss", dict.fromkeys(range(100), "inf")),
+        ("test_loss", {50: 1.9, 100: "nan", 150: "nan"}),
+    ],
+)
+def test_an_evaluation_that_has_no_number_yet_is_no_finding(name: str, values: dict[int, Any]) -> None:
+    assert losses(values, name=name) == []
+
+
+def test_an_evaluation_that_is_no_number_any_more_is_information_while_the_training_loss_is_finite() -> None:
+    lost = {step: 2.0 if step < 100 else "nan" for step in range(0, STEPS, 10)}
+    (found,) = losses(lost, name="val_loss")
+    assert (found.kind, found.severity, found.steps) == ("loss_nan", "warning", (100, 190))
+    run = Cluster(ranks=1, steps=STEPS).run()
+    events = (*noted(falling(), run=run), *noted(lost, name="val_loss", run=run))
+    (found,) = [found for found in diagnose(replace(run, events=events)) if found.kind == "loss_nan"]
+    assert (found.severity, found.evidence["first_step"]) == ("info", 100)
+    assert found.title.startswith("The loss 'val_loss' is NaN from step 100 on; it was 2 at step 90")
+
+
 def test_one_that_a_scaler_skips_is_a_remark_and_many_are_a_warning() -> None:
     (found,) = losses(falling(**{"20": "inf"}))
     assert (found.severity, found.title) == (

@@ -51,6 +51,10 @@ UPDATE_ADVICE = (
     "torch.autograd.set_detect_anomaly would find nothing: no operation of forward or backward made it.",
 )
 """It is in the weights, although no gradient was NaN."""
+EVALUATION_ADVICE = (
+    "Look at the evaluation first: an empty batch, a mean of nothing, or half precision that training scales.",
+    "If the training loss follows, stop the job, and resume from a checkpoint before that step.",
+)
 PASSING_ADVICE = (
     "With fp16 and a GradScaler a few of these are normal: the scaler skips such a step.",
     "Otherwise look at the batches of these steps: an empty one or one without labels makes a mean of nothing.",
@@ -93,6 +97,11 @@ class _Curve:
         return ~np.isfinite(self.values)
 
     @property
+    def is_training(self) -> bool:
+        """Whether it is of the steps themselves: not of other data, and not the best so far."""
+        return not _is_held_out(self) and "best" not in self.name.lower()
+
+    @property
     def bad_at_end(self) -> int:
         """How many of the last values in a row are no numbers."""
         good = np.flatnonzero(~self.bad)
@@ -104,7 +113,8 @@ def find_loss(run: RunData, view: View, histories: Sequence[History]) -> list[Fi
     curves = _curves(run)
     losses = [curve for curve in curves if curve.is_loss]
     gradients = [curve for curve in curves if not curve.is_loss]
-    noted = _not_a_number(losses, view) or _not_a_number(gradients, view)
+    training = [curve for curve in losses if curve.is_training]
+    noted = _not_a_number(training, view) or _not_a_number(gradients, view)
     lasting = [found for found in noted if PASSING not in found.evidence]
     sampled = first_nonfinite(view)
     sampled = _earlier(sampled, _of_trails(losses, sampled, view) if lasting or sampled is not None else None)
@@ -116,6 +126,7 @@ def find_loss(run: RunData, view: View, histories: Sequence[History]) -> list[Fi
     exploding = [found for found in exploding if not _improves(losses, found)]
     spikes = _spike(_preferred(losses), view)
     staying = [_with_jump(exploding[0], spikes)] if exploding else spikes
+    staying = staying or _evaluation_lost(losses, view, trains=bool(training))
     return [_after_rate(found, run) for found in staying]
 
 
@@ -156,6 +167,27 @@ def _not_a_number(curves: Sequence[_Curve], view: View) -> list[Finding]:
         return [_lost(first, [curve for curve in curves if curve.name == first.name], view)]
     passing = [curve for curve in curves if curve.bad.any()]
     return [_passing(max(passing, key=lambda curve: int(curve.bad.sum())), view)] if passing else []
+
+
+def _evaluation_lost(losses: Sequence[_Curve], view: View, *, trains: bool) -> list[Finding]:
+    """An evaluation gives no number any more; ``trains``: while the training loss is finite.
+
+    Scripts note NaN or infinity between evaluations and before the first one: that says nothing, so it has to last
+    longer than ever before.
+    """
+    lost = [curve for curve in losses if _is_held_out(curve) and curve.bad_at_end > _longest_gap(curve)]
+    if not lost:
+        return []
+    first = min(lost, key=lambda curve: int(curve.steps[-curve.bad_at_end]))
+    found = _lost(first, [curve for curve in losses if curve.name == first.name], view)
+    return [replace(found, severity="info" if trains else "warning", advice=EVALUATION_ADVICE)]
+
+
+def _longest_gap(curve: _Curve) -> int:
+    """How many values in a row were no numbers before a number came; without any number, all of them."""
+    good = np.flatnonzero(~curve.bad)
+    gaps = np.diff(good, prepend=-1) - 1
+    return max(int(gaps.max()), thresholds.LOST_NOTES - 1) if len(good) else len(curve.values)
 
 
 def _lost(curve: _Curve, of_name: Sequence[_Curve], view: View) -> Finding:
