@@ -167,6 +167,50 @@ def test_a_quota_that_is_seldom_used_up_is_not_mentioned() -> None:
     assert first(Cluster(ranks=2, steps=150), {"cpu_quota": 1.5, "throttled": 0.02}).kind == "healthy"
 
 
+def test_a_quota_that_is_used_up_on_processors_where_no_rank_waits_is_not_mentioned() -> None:
+    """The kernel counts it as a sum over processors."""
+    assert first(Cluster(ranks=2, steps=150), QUOTA | {"throttled": 0.9, "cpu_wait": 0.01}).kind == "healthy"
+    found = first(Cluster(ranks=2, steps=150), QUOTA | {"throttled": 0.9, "cpu_wait": None})
+    assert (found.evidence["cause"], found.evidence["throttled_share"]) == ("quota", 0.9)
+
+
+def test_without_a_known_quota_none_is_named() -> None:
+    assert first(Cluster(ranks=2, steps=150), {"throttled": 0.4, "cpu_wait": 0.4}).kind == "healthy"
+    process = {"cpu_wait": only(3, 0.5, 0.01), "throttled": only(3, 0.45)}
+    assert first(STARVED, process).evidence.get("cause") != "quota"
+
+
+def test_a_quota_on_one_host_does_not_hide_what_another_host_has() -> None:
+    process = {name: lambda which, seconds, value=value: [value if which < 2 else None] * len(seconds)
+               for name, value in QUOTA.items()}  # fmt: skip
+    host = {"cpu_steal": lambda host, seconds: [0.4 * host] * len(seconds)}
+    found = diagnose(with_samples(Cluster(ranks=4, steps=150, hosts=2), process=process, host=host))
+    causes = {(each.evidence["cause"], *each.evidence["nodes"]) for each in found if each.kind == "cpu_saturated"}
+    assert causes == {("quota", "node0"), ("steal", "node1")}
+
+
+def test_a_host_short_of_memory_does_not_hide_that_another_swaps() -> None:
+    process = {"major_faults_ps": lambda which, seconds: [2000.0 * (which < 2)] * len(seconds), "swapped": 300 << 20}
+    host = {"mem_available": lambda host, seconds: [(2 if host else 40) << 30] * len(seconds)}
+    found = diagnose(with_samples(Cluster(ranks=4, steps=150, hosts=2), process=process, host=host))
+    shown = {(each.evidence.get("cause"), *each.evidence["nodes"]) for each in found if each.kind == "ram_pressure"}
+    assert shown == {("swap", "node0"), (None, "node1")}
+
+
+@pytest.mark.parametrize(
+    ("process", "severity"),
+    [
+        ({"disk_wait": 0.0, "major_faults_ps": 0.0}, "info"),
+        ({"disk_wait": 0.2, "major_faults_ps": 0.0}, "warning"),
+        ({"disk_wait": 0.0, "major_faults_ps": 20_000.0}, "warning"),
+        ({"disk_wait": 0.0, "major_faults_ps": None}, "warning"),  # not known
+    ],
+)
+def test_memory_pressure_that_no_rank_feels_is_information(process: dict[str, Any], severity: str) -> None:
+    found = diagnose(with_samples(Cluster(ranks=2, steps=150), process=process, host={"memory_pressure": 0.35}))
+    assert [each.severity for each in found if each.kind == "ram_pressure"] == [severity]
+
+
 def test_ranks_that_all_read_swapped_memory_have_a_finding() -> None:
     found = first(Cluster(ranks=2, steps=150), {"major_faults_ps": 2000.0, "swapped": 300 << 20})
     assert (found.kind, found.severity) == ("ram_pressure", "warning")

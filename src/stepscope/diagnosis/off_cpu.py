@@ -134,8 +134,8 @@ class _Part:
         if np.isnan(waited_ns):
             return None
         evidence = {"cpu_wait_ms": self._each_ms(waited_ns)}
-        if throttled_ns >= thresholds.EXPLAINS_SHARE * waited_ns:
-            quota = self._own("cpu_quota")
+        quota = self._own("cpu_quota")
+        if throttled_ns >= thresholds.EXPLAINS_SHARE * waited_ns and not np.isnan(quota):
             each = ms_text(throttled_ns / self._steps / 1e6)
             text = f"its cgroup is throttled {each} a step by its quota of {cpus_text(quota)}"
             evidence |= {"cpu_quota": round(quota, 3), "throttled_ms": self._each_ms(throttled_ns)}

@@ -343,8 +343,12 @@ def find_machine(view: View) -> list[Claim]:
         return []
     hosts, readings = host_readings(view)
     ranks = _in_their_steps(view, process_readings(view))
-    cpu = _quota(view, hosts, ranks) or [*_cpu(view, hosts, readings), *_steal(view, hosts, readings)]
-    return [*find_gpus(view), *cpu, *(_ram(view, hosts, readings) or _swapping(view, hosts, ranks))]
+    limited, swapping = _limited_hosts(view, hosts, ranks), _swapping_hosts(view, hosts, ranks)
+    short, claims = _ram(view, hosts, readings, ranks)
+    # A host has one finding of a kind: the one that says most about it.
+    cpu = [*_quota(view, hosts, ranks, limited), *_cpu(view, hosts, readings, ~limited)]
+    cpu += _steal(view, hosts, readings, ~limited)
+    return [*find_gpus(view), *cpu, *claims, *_swapping(view, hosts, ranks, swapping & ~short)]
 
 
 # -- CPUs -------------------------------------------------------------------------------------------------------------
@@ -409,11 +413,11 @@ def _cpu_of(view: View, hosts: list[str], readings: Readings) -> _Cpu:
     )
 
 
-def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
+def _cpu(view: View, hosts: list[str], readings: Readings, among: Bools) -> list[Claim]:
     percent = readings.of("cpu_percent")
     enough = (~np.isnan(percent)).sum(axis=1) >= thresholds.MACHINE_SAMPLES
     seen = _cpu_of(view, hosts, readings)
-    full = seen.full & enough
+    full = seen.full & enough & among
     if not full.any():
         return []
     by_host = _busy_processes(readings)
@@ -599,7 +603,8 @@ def _cpu_title(
 # -- host memory ------------------------------------------------------------------------------------------------------
 
 
-def _ram(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
+def _ram(view: View, hosts: list[str], readings: Readings, ranks: _Ranks) -> tuple[Bools, list[Claim]]:
+    """Which hosts [H] are short of memory, and the finding."""
     total, available = readings.of("mem_total"), readings.of("mem_available")
     share = available / np.where(total > 0, total, np.nan)
     low = (share < thresholds.RAM_LOW_SHARE).sum(axis=1) >= thresholds.MACHINE_SAMPLES
@@ -611,18 +616,22 @@ def _ram(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
     pressure = readings.of("memory_pressure")
     waits = row_medians(pressure)
     waiting = (waits >= thresholds.RAM_PRESSURE) & (_counts(pressure) >= thresholds.MACHINE_SAMPLES)
-    short = low | swapping | waiting
+    # Reclaiming what other programs mapped also counts as pressure: then no rank waits for it.
+    harmless = waiting & ~(low | swapping) & _without_waits(view, hosts, ranks)
+    grave = (low | swapping | waiting) & ~harmless
+    short = grave if grave.any() else harmless
     if not short.any():
-        return []
+        return short, []
     worst = int(np.lexsort((-np.nan_to_num(least, nan=1.0), short, critical))[-1])
     smallest = float(np.fmin.reduce(available[worst], initial=np.nan))
-    return [
+    severity: Severity = "critical" if critical.any() else "warning" if grave.any() else "info"
+    return short, [
         _host_claim(
             view,
             hosts,
             np.flatnonzero(short),
             kind="ram_pressure",
-            severity="critical" if critical.any() else "warning",
+            severity=severity,
             title=_ram_title(
                 _where(view, hosts[worst]),
                 low=bool(low[worst]),
@@ -664,6 +673,7 @@ class _Ranks:
     throttled: Floats
     quota: Floats
     waited: Floats
+    disk: Floats
     faults_ps: Floats
     swapped: Floats
 
@@ -679,22 +689,42 @@ def _in_their_steps(view: View, readings: Readings) -> _Ranks:
         values = np.where(inside, readings.of(key), np.nan)
         return np.where(_counts(values) >= thresholds.MACHINE_SAMPLES, row_medians(values), np.nan)
 
+    waited, throttled = typical("cpu_wait"), typical("throttled")
     return _Ranks(
-        throttled=typical("throttled"),
+        # The kernel adds up the processors on which the quota is used up: the main thread waits no longer than this.
+        throttled=np.where(np.isnan(waited), throttled, np.minimum(throttled, waited)),
         quota=typical("cpu_quota"),
-        waited=typical("cpu_wait"),
+        waited=waited,
+        disk=typical("disk_wait"),
         faults_ps=typical("major_faults_ps"),
         swapped=typical("swapped"),
     )
 
 
-def _hosts_with(view: View, hosts: list[str], having: Bools) -> NDArray[np.intp]:
-    """The hosts of which all ranks have it."""
-    return np.array([at for at, host in enumerate(hosts) if having[np.array(view.hosts) == host].all()], np.intp)
+def _hosts_with(view: View, hosts: list[str], having: Bools) -> Bools:
+    """[H]; the hosts of which all ranks have it."""
+    return np.array([bool(having[np.array(view.hosts) == host].all()) for host in hosts], np.bool_)
 
 
-def _quota(view: View, hosts: list[str], ranks: _Ranks) -> list[Claim]:
-    shown = _hosts_with(view, hosts, ranks.throttled >= thresholds.THROTTLED_CPU_SHARE)
+def _limited_hosts(view: View, hosts: list[str], ranks: _Ranks) -> Bools:
+    used_up = ranks.throttled >= thresholds.THROTTLED_CPU_SHARE
+    return _hosts_with(view, hosts, used_up & ~np.isnan(ranks.quota))
+
+
+def _swapping_hosts(view: View, hosts: list[str], ranks: _Ranks) -> Bools:
+    each = ranks.faults_ps * view.median_step_ns / 1e9
+    return _hosts_with(view, hosts, (ranks.swapped >= thresholds.SWAPPED_BYTES) & (each >= thresholds.FAULTS_A_STEP))
+
+
+def _without_waits(view: View, hosts: list[str], ranks: _Ranks) -> Bools:
+    """[H]; the hosts of which all ranks are known to wait neither for the disk nor for pages."""
+    from_disk = ranks.disk < thresholds.OFF_CPU_SHARE
+    for_pages = ranks.faults_ps * thresholds.FAULT_LEAST_NS / 1e9 < thresholds.OFF_CPU_SHARE
+    return _hosts_with(view, hosts, from_disk & for_pages)
+
+
+def _quota(view: View, hosts: list[str], ranks: _Ranks, limited: Bools) -> list[Claim]:
+    shown = np.flatnonzero(limited)
     if not len(shown):
         return []
     rows = np.flatnonzero(np.isin(view.hosts, [hosts[at] for at in shown]))
@@ -727,10 +757,10 @@ def _quota(view: View, hosts: list[str], ranks: _Ranks) -> list[Claim]:
     ]
 
 
-def _steal(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
+def _steal(view: View, hosts: list[str], readings: Readings, among: Bools) -> list[Claim]:
     stolen = readings.of("cpu_steal")
     typical = np.where(_counts(stolen) >= thresholds.MACHINE_SAMPLES, row_medians(stolen), np.nan)
-    shown = np.flatnonzero(typical >= thresholds.STEAL_SHARE)
+    shown = np.flatnonzero((typical >= thresholds.STEAL_SHARE) & among)
     if not len(shown):
         return []
     worst = int(shown[int(typical[shown].argmax())])
@@ -750,12 +780,11 @@ def _steal(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
     ]
 
 
-def _swapping(view: View, hosts: list[str], ranks: _Ranks) -> list[Claim]:
-    each = ranks.faults_ps * view.median_step_ns / 1e9
-    having = (ranks.swapped >= thresholds.SWAPPED_BYTES) & (each >= thresholds.FAULTS_A_STEP)
-    shown = _hosts_with(view, hosts, having)
+def _swapping(view: View, hosts: list[str], ranks: _Ranks, swapping: Bools) -> list[Claim]:
+    shown = np.flatnonzero(swapping)
     if not len(shown):
         return []
+    each = ranks.faults_ps * view.median_step_ns / 1e9
     rows = np.flatnonzero(np.isin(view.hosts, [hosts[at] for at in shown]))
     worst = int(rows[int(each[rows].argmax())])
     host = view.hosts[worst]
