@@ -90,6 +90,14 @@ export function runLink(run: string, at: Partial<Route> = {}): string {
   return writeRoute({ screen: "run", runs: [run], ...NOWHERE, ...at });
 }
 
+/**
+ * The ID of another run in the folder of the run `id`, whose name is `name`. In a hub of several folders an ID is the name, `~` and the tag of
+ * the folder.
+ */
+export function siblingRun(id: string, name: string, other: string): string {
+  return id.startsWith(`${name}~`) ? other + id.slice(name.length) : other;
+}
+
 export function incidentLink(run: string, incident: number): string {
   return writeRoute({ screen: "incident", runs: [run], ...NOWHERE, incident });
 }

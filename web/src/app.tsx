@@ -1,6 +1,7 @@
 /** The screen for the current address, and what all screens share. */
 
 import type { ComponentChildren } from "preact";
+import type { Route } from "./address";
 import type { ReportDocument } from "./api/report-document";
 import type { Source } from "./api/source";
 import { route } from "./route";
@@ -37,11 +38,16 @@ export function ReportApp({ report }: { report: ReportDocument }) {
 function Shared({ children }: { children: ComponentChildren }) {
   return (
     <>
-      <Guard>{children}</Guard>
+      <Guard key={placeOf(route.value)}>{children}</Guard>
       <HelpDialog />
       <Toast />
     </>
   );
+}
+
+/** What was shown when an error occurred is left with Back or a link: another place starts without the error. */
+function placeOf({ screen, runs, incident = null, capture = null }: Route): string {
+  return [screen, ...runs, incident ?? "", capture ?? ""].join("\n");
 }
 
 function Screen({ source }: { source: Source }) {

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { compareLink, encoded, readRoute, runLink, sweepLink, withoutToken, writeRoute, type Route } from "../src/address";
+import { compareLink, encoded, readRoute, runLink, siblingRun, sweepLink, withoutToken, writeRoute, type Route } from "../src/address";
 
 const HOSTILE = [
   "<img src=x onerror=alert(1)>",
@@ -75,4 +75,10 @@ test("a token is removed from any position, and the rest stays", () => {
   expect(withoutToken("#/run/demo?rank=3&token=")).toEqual(["", "#/run/demo?rank=3"]);
   expect(withoutToken("#/run/token=abc")).toEqual(["", "#/run/token=abc"]);
   expect(withoutToken("#/?token=x")).toEqual(["x", "#/"]);
+});
+
+test("another run of the folder has the tag of the folder after its name", () => {
+  expect(siblingRun("night~894547610f", "night", "day")).toBe("day~894547610f");
+  expect(siblingRun("a~b~894547610f", "a~b", "day")).toBe("day~894547610f");
+  expect([siblingRun("night", "night", "day"), siblingRun("a~b", "a~b", "day"), siblingRun("x~1", "other", "day")]).toEqual(["day", "day", "day"]);
 });

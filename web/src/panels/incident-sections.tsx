@@ -1,6 +1,7 @@
 /** What was recorded around an incident: samples, logs, errors, stacks, other runs, and the timeline. */
 
 import type { ComponentChildren } from "preact";
+import { siblingRun } from "../address";
 import type { IncidentDocument, LogPiece, SourceText } from "../api/incident-documents";
 import { LineChartView } from "../charts/line-chart";
 import { incidentLink, runLink } from "../route";
@@ -123,13 +124,13 @@ function Frames({ title, frames, source }: { title: string; frames: readonly str
   );
 }
 
-export function Changes({ found: { changes } }: { found: IncidentDocument }) {
+export function Changes({ found: { changes, run }, name }: { found: IncidentDocument; name: string }) {
   if (changes === undefined) return null;
   const { git, rows = [] } = changes;
   return (
-    <Card title="Since the last good run" about={changes.run === undefined ? undefined : <a href={runLink(changes.run)}>{changes.run}</a>}>
+    <Card title="Since the last good run" about={changes.run === undefined ? undefined : <a href={runLink(siblingRun(name, run.name, changes.run))}>{changes.run}</a>}>
       <List rows={changes.statements} />
-      {git !== undefined && (
+      {git != null && (
         <>
           <List rows={git.statements.slice(0, 1)} />
           <ul class="incident-commits">
@@ -178,10 +179,8 @@ export function Changes({ found: { changes } }: { found: IncidentDocument }) {
   );
 }
 
-export function Earlier({ found: { earlier }, name }: { found: IncidentDocument; name: string }) {
+export function Earlier({ found: { earlier, run }, name }: { found: IncidentDocument; name: string }) {
   if (earlier === undefined) return null;
-  // In a hub of several folders a run has the tag of its folder before its name.
-  const folder = name.includes("~") ? name.slice(0, name.indexOf("~") + 1) : "";
   return (
     <Card title="Earlier incidents">
       <List rows={earlier.statements} />
@@ -191,7 +190,7 @@ export function Earlier({ found: { earlier }, name }: { found: IncidentDocument;
             <li key={`${row.run} ${row.number}`}>
               <SeverityMark look={row.severity} />
               <div>
-                <a href={incidentLink(folder + row.run, row.number)}>{row.title}</a>
+                <a href={incidentLink(siblingRun(name, run.name, row.run), row.number)}>{row.title}</a>
                 <p class="facts">
                   <span>{row.run}</span>
                   <span>{dateTime(row.wall_ns)}</span>

@@ -13,6 +13,7 @@ import { Card } from "../ui/card";
 import { count, dateTime, percent } from "../ui/format";
 import { useShortcuts } from "../ui/shortcuts";
 import { setTab } from "../ui/tab";
+import { OutOfDate } from "./out-of-date";
 import { PageTools } from "./page-tools";
 import { ScreenBar } from "./screen-bar";
 import { TroubleScreen } from "./trouble";
@@ -70,11 +71,7 @@ export function FleetScreen({ source }: { source: Source }) {
         <PageTools />
       </ScreenBar>
       <main id="main" class="grid fleet" tabIndex={-1} aria-busy={found === null}>
-        {failure !== null && (
-          <p class="banner warning" role="status">
-            These figures are out of date because the hub is not responding correctly. Retrying automatically.
-          </p>
-        )}
+        {failure !== null && <OutOfDate />}
         {found === null ? <p class="nothing">Reading the runs …</p> : <Found found={found} />}
       </main>
     </>

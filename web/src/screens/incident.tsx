@@ -16,6 +16,7 @@ import { SeverityMark, severityWord } from "../ui/severity";
 import { useShortcuts } from "../ui/shortcuts";
 import { setTab } from "../ui/tab";
 import { tell } from "../ui/toast";
+import { OutOfDate } from "./out-of-date";
 import { PageTools } from "./page-tools";
 import { ScreenBar } from "./screen-bar";
 import { TroubleScreen } from "./trouble";
@@ -43,7 +44,10 @@ export function IncidentScreen({ source, name, number }: { source: Source; name:
         setFailure(null);
         if (!document.run.over) later();
       } catch (error) {
-        if (!aborted(error)) setFailure(asFailure(error));
+        if (aborted(error)) return;
+        const failed = asFailure(error);
+        setFailure(failed);
+        if (!final(failed)) later();
       }
     };
     void ask();
@@ -53,7 +57,7 @@ export function IncidentScreen({ source, name, number }: { source: Source; name:
     };
   }, [source, name, number, turn]);
   useEffect(() => setTab(`Incident ${number} of ${name}`, "none"), [name, number]);
-  if (failure !== null && (found === null || failure.trouble === "refused")) return <TroubleScreen failure={failure} source={source} what={name} onAgain={() => setTurn(turn + 1)} />;
+  if (failure !== null && (found === null || final(failure))) return <TroubleScreen failure={failure} source={source} what={name} onAgain={() => setTurn(turn + 1)} />;
   return (
     <>
       <ScreenBar home={source.kind === "hub"} title={`Incident ${number}`}>
@@ -65,10 +69,16 @@ export function IncidentScreen({ source, name, number }: { source: Source; name:
         <PageTools />
       </ScreenBar>
       <main id="main" class="grid incident" tabIndex={-1} aria-busy={found === null}>
+        {failure !== null && <OutOfDate />}
         {found === null ? <p class="nothing">Reading the incident …</p> : <Sections found={found} name={name} />}
       </main>
     </>
   );
+}
+
+/** Asking again does not help. */
+function final({ trouble }: Failure): boolean {
+  return trouble === "missing" || trouble === "refused";
 }
 
 /** Acknowledge and silence, for readers who may change the run; the text as Markdown for everyone. */
@@ -122,7 +132,7 @@ function Sections({ found, name }: { found: IncidentDocument; name: string }) {
       <Errors found={found} />
       <Stacks found={found} />
       <Statements title="Captures" rows={found.captures?.statements} />
-      <Changes found={found} />
+      <Changes found={found} name={name} />
       <Earlier found={found} name={name} />
       <Timeline found={found} />
       {found.shortened && <p class="muted">Some parts were shortened to limit the size of this page.</p>}
