@@ -54,7 +54,8 @@ export interface CaptureRecord {
   differences: Difference[];
   /** What takes longer than in the baseline of the run. An older hub does not send it. */
   changes?: Difference[];
-  figures: { step_ms?: number; usual_step_ms?: number; baseline?: { id: string; steps: [number, number] } };
+  /** Any JSON, read by `words/captures.ts`: `step_ms`, `usual_step_ms`, and `baseline` with `id` and `steps`. */
+  figures: Record<string, unknown>;
 }
 
 export interface CapturesDocument {

@@ -13,7 +13,7 @@ type Choice = "worst" | "all" | "listed";
 export function CaptureForm({ run, busy, onRequested }: { run: OpenRun; busy: boolean; onRequested: () => void }) {
   const [choose, setChoose] = useState<Choice>("worst");
   const [listed, setListed] = useState("");
-  const [steps, setSteps] = useState(STEPS);
+  const [steps, setSteps] = useState(String(STEPS));
   const [memory, setMemory] = useState(false);
   const [shapes, setShapes] = useState(false);
   const [problem, setProblem] = useState("");
@@ -23,7 +23,7 @@ export function CaptureForm({ run, busy, onRequested }: { run: OpenRun; busy: bo
     if (choose === "listed" && ranks === null) return setProblem("Enter ranks such as 0, 3 or 4-7.");
     setProblem("");
     try {
-      await run.source.change("POST", `runs/${encoded(run.name)}/captures`, { choose, ...(choose === "listed" ? { ranks } : {}), steps, memory, shapes });
+      await run.source.change("POST", `runs/${encoded(run.name)}/captures`, { choose, ...(choose === "listed" ? { ranks } : {}), steps: stepsIn(steps), memory, shapes });
       onRequested();
     } catch (error) {
       setProblem(asFailure(error).message);
@@ -43,7 +43,7 @@ export function CaptureForm({ run, busy, onRequested }: { run: OpenRun; busy: bo
       {choose === "listed" && <input aria-label="Ranks to capture" placeholder="0, 3, 4-7" size={12} value={listed} onInput={(event) => setListed(event.currentTarget.value)} />}
       <label>
         <span class="muted">Steps</span>{" "}
-        <input type="number" min={1} max={MOST_STEPS} value={steps} onInput={(event) => setSteps(Math.min(MOST_STEPS, Math.max(1, event.currentTarget.valueAsNumber || STEPS)))} />
+        <input type="number" min={1} max={MOST_STEPS} value={steps} onInput={(event) => setSteps(event.currentTarget.value)} />
       </label>
       <label>
         <input type="checkbox" checked={memory} onChange={(event) => setMemory(event.currentTarget.checked)} /> memory
@@ -61,6 +61,12 @@ export function CaptureForm({ run, busy, onRequested }: { run: OpenRun; busy: bo
       )}
     </form>
   );
+}
+
+/** The number of steps in a field: within the limits, and the usual number if the field is empty. */
+export function stepsIn(text: string): number {
+  const steps = Math.round(Number(text));
+  return text.trim() === "" || Number.isNaN(steps) ? STEPS : Math.min(MOST_STEPS, Math.max(1, steps));
 }
 
 /** The ranks of `0, 3, 4-7`; null: something else. */

@@ -3,12 +3,13 @@
 import { useEffect, useState } from "preact/hooks";
 import { encoded } from "../address";
 import type { CaptureRecord, CapturesDocument } from "../api/capture-documents";
+import { aborted } from "../api/source";
 import { captureLink } from "../route";
 import { useAnswer, type OpenRun } from "../run/open-run";
 import { Card } from "../ui/card";
 import { binary, clock, count, dateTime } from "../ui/format";
 import { SeverityMark } from "../ui/severity";
-import { capturedRanks, capturedSteps, captureCost, isOver, stateText, whyCaptured } from "../words/captures";
+import { capturedRanks, capturedSteps, captureCost, isOver, newer, stateText, whyCaptured } from "../words/captures";
 import { CaptureForm } from "./capture-form";
 import "./captures.css";
 
@@ -32,13 +33,21 @@ export function CapturesPanel({ run }: { run: OpenRun }) {
     // The run may make no step while one of its ranks writes a trace.
     if (!following) return;
     const stop = new AbortController();
-    const timer = setInterval(() => {
-      run.source.get<CapturesDocument>(`runs/${encoded(run.name)}/captures`, {}, stop.signal).then(setFresh, () => undefined);
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const later = (): void => void (timer = setTimeout(() => void (document.hidden ? later() : ask()), SOON_MS));
+    const ask = async (): Promise<void> => {
+      try {
+        setFresh(await run.source.get<CapturesDocument>(`runs/${encoded(run.name)}/captures`, {}, stop.signal));
+      } catch (error) {
+        if (aborted(error)) return;
+      }
       if (requestedMs > 0 && (active || performance.now() - requestedMs > PATIENCE_MS)) setRequestedMs(0);
-    }, SOON_MS);
+      later();
+    };
+    later();
     return () => {
       stop.abort();
-      clearInterval(timer);
+      clearTimeout(timer);
     };
   }, [run, following, active, requestedMs]);
   const may = (found?.may ?? []).includes("capture") && run.status.value?.over === false;
@@ -86,11 +95,4 @@ function Line({ run, record }: { run: string; record: CaptureRecord }) {
       </div>
     </li>
   );
-}
-
-/** The answer that knows more: a record only gains. */
-function newer(usual: CapturesDocument | null, fresh: CapturesDocument | null): CapturesDocument | null {
-  if (usual === null || fresh === null) return fresh ?? usual;
-  const score = ({ captures }: CapturesDocument): number => captures.length * 1000 + captures.filter(isOver).length;
-  return score(usual) > score(fresh) ? usual : fresh;
 }

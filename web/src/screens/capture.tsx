@@ -12,14 +12,16 @@ import { asFailure } from "../run/open-run";
 import { Card, Nothing } from "../ui/card";
 import { binary, dateTime, duration } from "../ui/format";
 import { useShortcuts } from "../ui/shortcuts";
-import { capturedRanks, capturedSteps, captureCost, isOver, stateText, whyCaptured } from "../words/captures";
+import { baselineOf, capturedRanks, capturedSteps, captureCost, isOver, stateText, whyCaptured } from "../words/captures";
 import "../panels/captures.css";
+import { OutOfDate } from "./out-of-date";
 import { PageTools } from "./page-tools";
 import { ScreenBar } from "./screen-bar";
 import { Standing, Traces } from "./trace";
 import { TroubleScreen } from "./trouble";
 
 const AGAIN_MS = 1000;
+const AFTER_FAILURE_MS = 5000;
 const MOST_LISTED = 1000;
 const STAGES: readonly CaptureState[] = ["ordered", "profiling", "delivering", "analyzing"];
 
@@ -35,6 +37,7 @@ export function CaptureScreen({ source, name, id }: { source: Source; name: stri
   useEffect(() => {
     const stop = new AbortController();
     let timer: ReturnType<typeof setTimeout> | undefined;
+    const later = (ms = AGAIN_MS): void => void (timer = setTimeout(() => void (document.hidden ? later(ms) : ask()), ms));
     const ask = async (): Promise<void> => {
       try {
         // The list: the record alone comes with the whole analysis.
@@ -43,9 +46,12 @@ export function CaptureScreen({ source, name, id }: { source: Source; name: stri
         if (found === undefined) throw new Failure("missing", "There is no such capture.");
         setRecord(found);
         setFailure(null);
-        if (!isOver(found)) timer = setTimeout(() => void ask(), AGAIN_MS);
+        if (!isOver(found)) later();
       } catch (error) {
-        if (!aborted(error)) setFailure(asFailure(error));
+        if (aborted(error)) return;
+        const failed = asFailure(error);
+        setFailure(failed);
+        if (failed.trouble !== "missing" && failed.trouble !== "refused") later(AFTER_FAILURE_MS);
       }
     };
     void ask();
@@ -61,12 +67,13 @@ export function CaptureScreen({ source, name, id }: { source: Source; name: stri
     </a>
   );
   if (failure?.trouble === "missing") return <Standing title={title} bar={bar} heading="Capture not found" words="It may have been removed to limit the size of the run." />;
-  if (failure !== null && record === null) return <TroubleScreen failure={failure} source={source} what={title} onAgain={() => setTurn(turn + 1)} />;
+  if (failure !== null && (record === null || failure.trouble === "refused")) return <TroubleScreen failure={failure} source={source} what={title} onAgain={() => setTurn(turn + 1)} />;
+  const baseline = record === null ? null : baselineOf(record);
   if (record !== null && isOver(record) && record.files.length > 0) {
     const lead = (
       <>
         <About record={record} name={name} />
-        {record.figures.baseline !== undefined && <SinceBaseline source={source} path={`${place}/view/baseline`} steps={record.figures.baseline.steps} />}
+        {baseline !== null && <SinceBaseline source={source} path={`${place}/view/baseline`} steps={baseline.steps} />}
       </>
     );
     return <Traces source={source} path={`${place}/view`} title={title} what="Capture" bar={bar} lead={lead} />;
@@ -79,6 +86,7 @@ export function CaptureScreen({ source, name, id }: { source: Source; name: stri
         <PageTools />
       </ScreenBar>
       <main id="main" class="grid" tabIndex={-1} aria-busy={record === null}>
+        {failure !== null && <OutOfDate />}
         {record === null ? <p class="nothing">Reading the capture …</p> : <About record={record} name={name} />}
       </main>
     </>
@@ -86,7 +94,7 @@ export function CaptureScreen({ source, name, id }: { source: Source; name: stri
 }
 
 function About({ record, name }: { record: CaptureRecord; name: string }) {
-  const { baseline } = record.figures;
+  const baseline = baselineOf(record);
   const cost = captureCost(record);
   const problems = record.reports.filter(({ problem }) => problem !== "");
   return (
@@ -124,7 +132,7 @@ function About({ record, name }: { record: CaptureRecord; name: string }) {
           <Differences rows={record.differences} />
         </>
       )}
-      {baseline !== undefined && (
+      {baseline !== null && (
         <>
           <h3>
             Since the <a href={captureLink(name, baseline.id)}>baseline</a>

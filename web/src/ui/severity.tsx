@@ -9,12 +9,17 @@ const MARKS: Record<Look, [string, string]> = {
   healthy: ["✔", "healthy"],
 };
 
+/** Documents come from run folders, which may come from anyone. */
+function markOf(look: Look): [string, string] {
+  return Object.hasOwn(MARKS, look) ? MARKS[look] : MARKS.info;
+}
+
 export function severityWord(look: Look): string {
-  return MARKS[look][1];
+  return markOf(look)[1];
 }
 
 export function SeverityMark({ look, large = false }: { look: Look; large?: boolean }) {
-  const [sign, word] = MARKS[look];
+  const [sign, word] = markOf(look);
   return (
     <span class={`severity ${look} ${large ? "large" : ""}`} title={word}>
       <span aria-hidden="true">{sign}</span>

@@ -1,6 +1,6 @@
 /** Captures in words. */
 
-import type { CaptureRecord, CaptureState } from "../api/capture-documents";
+import type { CaptureRecord, CapturesDocument, CaptureState } from "../api/capture-documents";
 import { count, digits, stepsText } from "../ui/format";
 import { ranksText } from "./ranks";
 
@@ -52,6 +52,24 @@ export function captureCost({ figures, reports }: CaptureRecord): string {
   return parts.join("; ");
 }
 
+/** The capture that it was compared with; null: none, or nothing that can be shown. */
+export function baselineOf({ figures }: CaptureRecord): { id: string; steps: [number, number] } | null {
+  const { baseline } = figures;
+  if (typeof baseline !== "object" || baseline === null) return null;
+  const { id, steps } = baseline as { id?: unknown; steps?: unknown };
+  const known = typeof id === "string" && Array.isArray(steps) && steps.length === 2 && steps.every((step) => typeof step === "number");
+  return known ? { id, steps: steps as [number, number] } : null;
+}
+
 export function isOver({ state }: CaptureRecord): boolean {
   return state === "done" || state === "failed";
+}
+
+/** The later of two answers: the one with the newest capture, or else with more that are over. The list is limited, so its length says nothing. */
+export function newer(usual: CapturesDocument | null, fresh: CapturesDocument | null): CapturesDocument | null {
+  if (usual === null || fresh === null) return fresh ?? usual;
+  const newest = ({ captures }: CapturesDocument): number => captures.reduce((most, record) => Math.max(most, record.requested_wall_ns), 0);
+  const over = ({ captures }: CapturesDocument): number => captures.filter(isOver).length;
+  const ahead = newest(usual) - newest(fresh) || over(usual) - over(fresh);
+  return ahead > 0 ? usual : fresh;
 }
