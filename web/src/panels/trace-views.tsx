@@ -64,15 +64,16 @@ export function RankSwitch({ ranks, place, onPlace }: PlaceProps & { ranks: read
 }
 
 function RankChoice({ label, ranks, rank, onRank }: { label: string; ranks: readonly number[]; rank: number | null; onRank: (rank: number) => void }) {
-  const choose = (text: string): void => {
-    const chosen = Number(text);
-    if (text.trim() !== "" && ranks.includes(chosen)) onRank(chosen);
+  const choose = (field: HTMLInputElement | HTMLSelectElement): void => {
+    const chosen = Number(field.value);
+    if (field.value.trim() !== "" && ranks.includes(chosen)) onRank(chosen);
+    else field.value = String(rank ?? "");
   };
   return (
     <label class="rank-field">
       <span>{label}</span>
       {ranks.length <= MOST_LISTED ? (
-        <select value={rank ?? ""} onChange={(event) => choose(event.currentTarget.value)}>
+        <select value={rank ?? ""} onChange={(event) => choose(event.currentTarget)}>
           {ranks.map((number) => (
             <option key={number} value={number}>
               {number}
@@ -80,7 +81,7 @@ function RankChoice({ label, ranks, rank, onRank }: { label: string; ranks: read
           ))}
         </select>
       ) : (
-        <input inputMode="numeric" autocomplete="off" size={8} value={rank ?? ""} onChange={(event) => choose(event.currentTarget.value)} />
+        <input inputMode="numeric" autocomplete="off" size={8} value={rank ?? ""} onChange={(event) => choose(event.currentTarget)} />
       )}
     </label>
   );
