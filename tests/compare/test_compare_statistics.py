@@ -191,6 +191,16 @@ def test_a_part_of_a_step_may_be_zero() -> None:
     assert apart.change == pytest.approx(0.03)
 
 
+@pytest.mark.parametrize("factor", [1.002, 1.02, 1.2, 3.0])
+def test_it_does_not_matter_which_of_two_runs_is_the_baseline(factor: float) -> None:
+    """A speedup is as certain as the slowdown that taking it back is."""
+    one, other = series(noisy(1, noise=0.03)), series(noisy(2, noise=0.03) * factor)
+    there, back = change_between([one], other), change_between([other], one)
+    assert (1 + there.change) * (1 + back.change) == pytest.approx(1)
+    assert (1 + there.low) * (1 + back.high) == pytest.approx(1)
+    assert (1 + there.high) * (1 + back.low) == pytest.approx(1)
+
+
 def test_a_level_stands_for_a_run_without_steps() -> None:
     level = Level(mean=100.0, error=0.001, freedom=50.0, wander=0.0, noise=0.005, steps=100)
     found = change_between([level], series(noisy(1) * 1.1))
@@ -201,7 +211,7 @@ def test_a_level_stands_for_a_run_without_steps() -> None:
 
 def test_what_is_needed_to_decide() -> None:
     """The promise is kept: with so many more steps and runs, the interval is as narrow as was asked for."""
-    few = change_between([series(noisy(1, count=20, noise=0.03))], series(noisy(2, count=20, noise=0.03) * 1.02))
+    few = change_between([series(noisy(1, count=20, noise=0.032))], series(noisy(2, count=20, noise=0.032) * 1.02))
     assert verdict_of(few) == "cannot_tell"
     needed = needed_to_decide(few, 0.02)
     assert needed.both

@@ -314,7 +314,8 @@ def _paired(before: Floats, after: Floats, part_of: float | None) -> _Observed:
     first, last = float(usual.mean()), float(after.mean())
     level = first if part_of is None else part_of
     ratio = last / level if part_of is None else 1.0
-    rest = (after - ratio * usual) / level
+    # Of steps, each run relative to itself: then it does not matter which of the two is the baseline.
+    rest = (after - usual) / level if part_of is not None else after / last - usual / first
     error, freedom = _mean_error(rest)
     # One baseline contributes as much to the rest as the candidate; several contribute less.
     alone = _alone(len(before))
@@ -323,7 +324,7 @@ def _paired(before: Floats, after: Floats, part_of: float | None) -> _Observed:
         ratio=ratio,
         before=first,
         after=last,
-        error=error,
+        error=error * max(ratio, 1.0),
         freedom=freedom,
         wander=_wander(rest) * alone,
         noise=spread(rest) * alone,
