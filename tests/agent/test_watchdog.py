@@ -25,7 +25,7 @@ from stepscope.hangs.evidence import Evidence, EvidenceFile
 from stepscope.hangs.judge import NotAHang
 from stepscope.hangs.thresholds import GAP_S, LOSS_S
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.hang import Culprit, HangRecord
+from stepscope.records.hang import Culprit, HangRecord, RankThere
 from stepscope.records.identity import RankIdentity
 from stepscope.records.steps import CHECKPOINT
 from stepscope.ring import RingReader, RingState
@@ -579,12 +579,67 @@ def test_a_dump_from_before_the_last_word_tells_nothing(job: Job) -> None:
     assert job.judged == []
 
 
+def hang_of_all(evidence: Evidence, number: int) -> HangRecord:
+    there = tuple(RankThere(rank=rank.rank, pid=rank.pid, step=rank.step) for rank in evidence.ranks)
+    return replace(hang(evidence, number), ranks=there)
+
+
+def next_step(job: Job, *ranks: int) -> None:
+    for rank in ranks or list(job.streams):
+        write_step(job.streams[rank], job.drains[rank].reader.header().live_step)
+
+
+def hung_after_steps(job: Job) -> None:
+    job.verdict = hang_of_all
+    two(job)
+    for _ in range(3):
+        next_step(job)
+    job.wait(15)
+    assert [event["number"] for event in job.events("hang")] == [1]
+
+
 def test_another_agent_counts_on(job: Job) -> None:
     two(job)
     job.wait(11)
     job.dog = job.new_dog()
     job.wait(11)
     assert [event["number"] for event in job.events("hang")] == [1, 2]
+
+
+def test_another_agent_takes_over_an_open_hang(job: Job) -> None:
+    hung_after_steps(job)
+    job.dog = job.new_dog()
+    job.wait(30)
+    assert [event["number"] for event in job.events("hang")] == [1]
+    assert len(job.judged) == 1
+    next_step(job)
+    job.wait(1)
+    assert [record.over for record in read_hangs(job.run_dir)[0]] == ["recovered"]
+    job.wait(30)
+    assert [event["number"] for event in job.events("hang", "hang_over")] == [1, 1, 2]
+
+
+def test_a_hang_that_ended_while_no_agent_was_there_is_closed(job: Job) -> None:
+    hung_after_steps(job)
+    next_step(job, 0)
+    job.dog = job.new_dog()
+    job.wait(1)
+    assert [record.over for record in read_hangs(job.run_dir)[0]] == [None]  # rank 1 stands still
+    next_step(job, 1)
+    job.wait(1)
+    assert [record.over for record in read_hangs(job.run_dir)[0]] == ["recovered"]
+    assert [event["number"] for event in job.events("hang_over")] == [1]
+
+
+def test_a_hang_of_dead_processes_is_left_to_the_end_of_the_run(job: Job) -> None:
+    hung_after_steps(job)
+    job.die(0)
+    job.die(1)
+    job.dog = job.new_dog()
+    job.wait(1)
+    assert [record.over for record in read_hangs(job.run_dir)[0]] == [None]
+    job.dog.finish()
+    assert [record.over for record in read_hangs(job.run_dir)[0]] == ["ended"]
 
 
 def test_a_full_disk_is_tried_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

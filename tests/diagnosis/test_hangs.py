@@ -169,6 +169,21 @@ def test_a_job_that_ended_well_after_all_did_not_hang() -> None:
     assert [(finding.kind, finding.severity) for finding in findings] == [("stall", "warning")]
 
 
+@pytest.mark.parametrize("over", [None, "ended"])
+def test_a_hang_after_which_all_ranks_made_steps_is_a_stall(over: str | None) -> None:
+    """The agent that would have noted its end was gone."""
+    findings = findings_with(stalled(), hang(over=over))
+    assert [found.severity for found in findings if "hang" in found.evidence] == ["warning"]
+    assert not any(found.kind.startswith("hang") for found in findings)
+
+
+def test_a_hang_after_which_one_rank_made_no_step_goes_on() -> None:
+    run = stalled()
+    ranks = tuple(replace(one, steps=one.steps.part(slice(60))) if one.rank == 2 else one for one in run.ranks)
+    assert findings_with(replace(run, ranks=ranks), hang())[0].kind == "hang_missing_collective"
+    assert findings_with(stalled(), hang(over="aborted"))[0].kind == "hang_missing_collective"
+
+
 def test_what_another_host_saw_from_outside_is_not_told_as_well() -> None:
     outside = replace(hang(job=Job(ranks=4, world_size=8)), host="node1")
     run = Cluster(ranks=4, steps=60).run()

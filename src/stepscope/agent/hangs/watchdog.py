@@ -399,6 +399,8 @@ class Watchdog:
         self._stops: dict[WorldKey, _Stop] = {}
         self._inquiry: _Inquiry | None = None
         self._records: dict[int, HangRecord] = {record.number: record for record in self._earlier()}
+        self._inherited = {number for number, record in self._records.items() if record.over is None}
+        """Open hangs that an earlier agent declared, and that this one has not seen continue or end."""
         self._unsaved: set[int] = set()
         self._read_s: dict[int, float] = {}
 
@@ -413,6 +415,7 @@ class Watchdog:
             self._leave(key)
         earlier = self._inquiry
         for world in worlds:
+            self._close_inherited(world)
             self._watch(world, now_s, captured=captured)
         if self._inquiry is earlier:  # an inquiry that just began cannot tell yet whether the job continues
             self._take_outcome(now_s)
@@ -473,8 +476,29 @@ class Watchdog:
             )
         if gave_up and not stop.gave_up:
             stop.gave_up, stop.next_s = gave_up, now_s  # earlier excuses no longer count: there is little time left
-        if now_s >= stop.next_s and self._inquiry is None and not self._subjects.suspended():
+        stop.record = self._declared_earlier(world)
+        if stop.record is None and now_s >= stop.next_s and self._inquiry is None and not self._subjects.suspended():
             self._inquire(world, stop, now_s)
+
+    def _declared_earlier(self, world: World) -> HangRecord | None:
+        """Return the open hang of an earlier agent that this stop is: the same processes in the same steps."""
+        for number in sorted(self._inherited):
+            record = self._records[number]
+            there = {(rank.pid, rank.step) for rank in record.ranks if rank.alive}
+            if there and there == {(pid, step or None) for pid, step in _steps_in_progress(world).items()}:
+                self._inherited.discard(number)
+                return record
+        return None
+
+    def _close_inherited(self, world: World) -> None:
+        """Close hangs of an earlier agent from which all ranks resumed while no agent was there."""
+        for number in sorted(self._inherited):
+            record = self._records[number]
+            steps = _steps_in_progress(world)
+            passed = [rank.step is not None and steps.get(rank.pid, -1) > rank.step for rank in record.ranks]
+            if passed and all(passed):
+                self._inherited.discard(number)
+                self._recovered(record, (run_clock.wall_ns() - record.stopped_wall_ns) / 1e9)
 
     def _leave(self, key: WorldKey) -> None:
         """Drop a stop whose world has resumed or is gone."""
@@ -601,7 +625,10 @@ class Watchdog:
         if record is None or still or not stop.pids <= world.pids:
             return
         del self._stops[world.key]
-        seconds = round(now_s - stop.moved_s, 1)
+        self._recovered(record, now_s - stop.moved_s)
+
+    def _recovered(self, record: HangRecord, seconds: float) -> None:
+        seconds = round(seconds, 1)
         self._update(replace(record, over="recovered", over_wall_ns=run_clock.wall_ns()))
         self._journal.event("hang_over", number=record.number, seconds=seconds)
         say(f"the job resumed after {duration_text(seconds, whole=True)}; it was a stall", lines=True)
@@ -626,6 +653,12 @@ class Watchdog:
     def _earlier(self) -> list[HangRecord]:
         """Return what an earlier agent found on this host."""
         return [record for record in read_hangs(self._run_dir)[0] if record.host == self._node]
+
+
+def _steps_in_progress(world: World) -> dict[int, int]:
+    """By pid."""
+    headers = (member.drain.reader.header() for member in world.members)
+    return {header.pid: header.live_step for header in headers}
 
 
 def _given_up(ranks: tuple[int, ...]) -> tuple[str, ...]:

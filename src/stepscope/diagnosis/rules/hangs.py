@@ -95,10 +95,20 @@ def _same_stretch(found: Finding, stall: Finding) -> bool:
 
 
 def _came_back(run: RunData, hang: HangRecord) -> bool:
-    """Whether it was seen to recover, or the job ended well after all."""
+    """Whether it was seen to recover, or went on unseen, or the job ended well after all."""
     end = run.meta.get("end")
     finished = isinstance(end, dict) and end.get("status") == "finished"
-    return hang.over == "recovered" or (finished and hang.over == "ended")
+    if hang.over in ("recovered", "aborted"):
+        return hang.over == "recovered"
+    return (finished and hang.over == "ended") or _went_on(run, hang)
+
+
+def _went_on(run: RunData, hang: HangRecord) -> bool:
+    """Whether all its ranks have made later steps: its end was not recorded if the agent was gone at that time."""
+    last = {series.rank: series.steps["step"][-1] for series in attempts_of(run)[-1].series if len(series.steps)}
+    there = [(rank.rank, rank.step) for rank in hang.ranks if rank.alive]
+    passed = [step is not None and last.get(rank, -1) > step for rank, step in there]
+    return len(there) == len(hang.ranks) > 0 and all(passed)
 
 
 def _in_earlier_attempt(run: RunData, hang: HangRecord) -> bool:
