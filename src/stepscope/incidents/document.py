@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class Incidents:
     findings: Sequence[Mapping[str, Any]]
     over: bool
     known: Known
+    other_runs: Callable[[], OtherRuns]
+    """Reads the other runs of the folder when it is first called."""
 
     @property
     def status_text(self) -> str:
@@ -58,13 +60,9 @@ class Incidents:
             status_text=self.status_text,
             ended_wall_ns=_ended(self.summary, self.run),
             logs=logs,
-            others=self._others if others else None,
+            others=self.other_runs() if others else None,
         )
         return None if inputs is None else build_document(inputs)
-
-    @cached_property
-    def _others(self) -> OtherRuns:
-        return OtherRuns.read(self.run_dir, self.run)
 
     def redacted(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """The document without host names, users, paths, addresses and values of the command line."""
@@ -72,12 +70,27 @@ class Incidents:
         return shown
 
 
-def incidents_in(run_dir: Path, run: RunData, summary: Mapping[str, Any], *, over: bool) -> Incidents:
-    """The incidents of a run that is loaded, with its summary."""
+def incidents_in(
+    run_dir: Path,
+    run: RunData,
+    summary: Mapping[str, Any],
+    *,
+    over: bool,
+    other_runs: Callable[[], OtherRuns] | None = None,
+) -> Incidents:
+    """The incidents of a run that is loaded, with its summary; ``other_runs``: of the same run loaded earlier."""
     rows = summary.get("findings")
     findings = [finding for finding in rows if isinstance(finding, Mapping)] if isinstance(rows, list | tuple) else []
     known = known_incidents(run_dir, run, findings, over=over, ended_wall_ns=_ended(summary, run))
-    return Incidents(run_dir=run_dir, run=run, summary=summary, findings=findings, over=over, known=known)
+    return Incidents(
+        run_dir=run_dir,
+        run=run,
+        summary=summary,
+        findings=findings,
+        over=over,
+        known=known,
+        other_runs=other_runs or cache(partial(OtherRuns.read, run_dir, run.meta)),
+    )
 
 
 def open_incidents(run_dir: Path) -> Incidents:

@@ -429,7 +429,8 @@ class _OtherRun:
 class OtherRuns:
     """The runs next to this one that began before it, newest first; read once for all incidents of this run."""
 
-    run: RunData
+    meta: Mapping[str, Any]
+    """Of this run."""
     run_dir: Path
     runs: tuple[_OtherRun, ...]
     left_out: int
@@ -437,8 +438,8 @@ class OtherRuns:
     """By the name of the other run: git is a handful of processes."""
 
     @classmethod
-    def read(cls, run_dir: Path, run: RunData) -> OtherRuns:
-        created = _int(run.meta.get("created_wall_ns"))
+    def read(cls, run_dir: Path, meta: Mapping[str, Any]) -> OtherRuns:
+        created = _int(meta.get("created_wall_ns"))
         begun: list[tuple[int, str, Path, Mapping[str, Any]]] = []
         try:
             own = run_dir.resolve()
@@ -448,12 +449,12 @@ class OtherRuns:
                     if entry.name.startswith(".") or path == own or not entry.is_dir(follow_symlinks=False):
                         continue
                     try:
-                        meta = read_meta(path)
+                        found = read_meta(path)
                     except NotARun:
                         continue
-                    started = _int(meta.get("created_wall_ns"))
+                    started = _int(found.get("created_wall_ns"))
                     if started < created:
-                        begun.append((started, path.name, path, meta))
+                        begun.append((started, path.name, path, found))
         except OSError:
             begun = []
         begun.sort(key=lambda row: (-row[0], row[1]))
@@ -462,13 +463,13 @@ class OtherRuns:
             summary, length = _summary(path) if size < MOST_READ_BYTES else ({}, 0)
             size += length
             runs.append(_OtherRun(name=name, path=path, meta=about, created_wall_ns=started, summary=_needed(summary)))
-        return cls(run=run, run_dir=run_dir, runs=tuple(runs), left_out=len(begun) - len(runs))
+        return cls(meta=meta, run_dir=run_dir, runs=tuple(runs), left_out=len(begun) - len(runs))
 
     def good_run(self, incident: Incident, summary: Mapping[str, Any], world_size: int) -> tuple[GoodRun | None, str]:
         """The newest good run of the job, and what differs; otherwise why none was found."""
         if not self.runs:
             return None, "There is no earlier run in the folder to compare with."
-        command = _words(self.run.meta)
+        command = _words(self.meta)
         alike = [
             other
             for other in self.runs
@@ -491,10 +492,10 @@ class OtherRuns:
     def _compared(self, good: _OtherRun, summary: Mapping[str, Any], *, exact: bool, between: int) -> GoodRun:
         here = summary or _summary(self.run_dir)[0]
         if good.name not in self._git:
-            self._git[good.name] = _git_of(good.meta, self.run.meta)
+            self._git[good.name] = _git_of(good.meta, self.meta)
         before, after = (
             context_of(document, {**meta, "environment": _environment(meta)})
-            for document, meta in ((good.summary, good.meta), (here, self.run.meta))
+            for document, meta in ((good.summary, good.meta), (here, self.meta))
         )
         hidden = ("git.commit", "git.diff_stat", "world_size")
         rows = [row for row in context_changes([before], after) if row["name"] not in hidden]

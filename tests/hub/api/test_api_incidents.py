@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,21 @@ def test_a_redacted_report_does_not_show_others(folder: Path, tmp_path: Path) ->
     document, _ = data_in((tmp_path / "sent.html").read_bytes())
     assert document["answers"]["incidents/1"]["incident"]["number"] == 1
     assert {"changes", "earlier"} & set(document["answers"]["incidents/1"]) == set()
+
+
+def test_other_runs_are_not_read_again_for_each_step_of_an_active_run(folder: Path, tmp_path: Path) -> None:
+    runs = Path(shutil.copytree(folder, tmp_path / "runs"))
+    hub = Hub(lambda: make_app(Runs.of_folder(runs), Readers(READER), changes=True))
+    try:
+        before = hub.get("/api/v1/runs/night/incidents/1").json
+        shutil.rmtree(runs / "day")
+        with (runs / "night" / "incidents.jsonl").open("a") as file:
+            file.write("\n")  # the run has changed and is loaded again
+        after = hub.get("/api/v1/runs/night/incidents/1").json
+    finally:
+        hub.close()
+    assert before["earlier"]["incidents"][0]["run"] == "day"
+    assert (after["earlier"], after["changes"]) == (before["earlier"], before["changes"])
 
 
 def bearer() -> dict[str, str]:

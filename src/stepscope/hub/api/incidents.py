@@ -1,13 +1,15 @@
 """The incidents of a run and everything around one of them (``incidents/``).
 
 A finished run is loaded for it once; of an active run the last steps are used, as its rules do.  One document is made
-at a time, in a thread, and stays until a file that it is made from changes.
+at a time, in a thread, and stays until a file that it is made from changes.  What other runs of the folder show stays
+for a minute, also if this run has new steps.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -22,11 +24,14 @@ from stepscope.store.paths import ALERT_REQUESTS, FINDING_HISTORY, INCIDENTS, ME
 
 if TYPE_CHECKING:
     from stepscope.incidents.document import Incidents
+    from stepscope.incidents.read import OtherRuns
 
 __all__ = ["INCIDENT_RESOURCES", "incident_document_of", "incidents_of_run"]
 
 MOST_KEPT = 40
 """Documents of one run that are kept for the next request: more than a copy of the run has (``report_copy.py``)."""
+OTHERS_S = 60.0
+"""How long what was read of other runs is used: up to 128 MiB and a few processes of git (``incidents/read.py``)."""
 _FILES = (META, SUMMARY, INCIDENTS, FINDING_HISTORY, SENT, ALERT_REQUESTS)
 
 
@@ -38,6 +43,18 @@ class _Made:
     stamp: tuple[Any, ...] = ()
     loaded: Incidents | None = None
     documents: dict[tuple[int, bool, bool], dict[str, Any]] = field(default_factory=dict)
+    other_runs: Callable[[], OtherRuns] | None = None
+    others_until_s: float = 0.0
+
+    async def incidents(self, run: OpenRun) -> Incidents:
+        """Load the run, unless that was done for this ``stamp``."""
+        if self.loaded is None:
+            now_s = time.monotonic()
+            others = self.other_runs if now_s < self.others_until_s else None
+            self.loaded = await _load(run, others)
+            if others is None:
+                self.other_runs, self.others_until_s = self.loaded.other_runs, now_s + OTHERS_S
+        return self.loaded
 
 
 _MADE: WeakKeyDictionary[OpenRun, _Made] = WeakKeyDictionary()
@@ -64,9 +81,8 @@ async def incident_document_of(
             made.stamp, made.loaded, made.documents = stamp, None, {}
         key = (number, logs, others)
         if key not in made.documents:
-            if made.loaded is None:
-                made.loaded = await _load(run)
-            document = await asyncio.to_thread(made.loaded.document, number, logs=logs, others=others)
+            incidents = await made.incidents(run)
+            document = await asyncio.to_thread(incidents.document, number, logs=logs, others=others)
             if document is None:
                 return None
             if len(made.documents) >= MOST_KEPT:
@@ -75,7 +91,7 @@ async def incident_document_of(
         return made.documents[key]
 
 
-async def _load(run: OpenRun) -> Incidents:
+async def _load(run: OpenRun, other_runs: Callable[[], OtherRuns] | None) -> Incidents:
     from stepscope.incidents.document import incidents_in  # only hubs that are asked for it load it
 
     summary = await run.summary()
@@ -84,7 +100,7 @@ async def _load(run: OpenRun) -> Incidents:
     else:
         await run.sampled()
         data = await asyncio.to_thread(run_data_of, snapshot(run.live, select(run.live, MOST_JUDGED)))
-    return await asyncio.to_thread(incidents_in, run.path, data, summary, over=run.over)
+    return await asyncio.to_thread(incidents_in, run.path, data, summary, over=run.over, other_runs=other_runs)
 
 
 def _data_on_disk(run: OpenRun) -> RunData:
