@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,28 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert captures.read_capture(tmp_path, "step-900") == later
     assert captures.read_capture(tmp_path, "step-1") is None
     assert captures.read_capture(tmp_path, "../step-900") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "figures"),
+    [
+        ({"severity": "fatal"}, None),
+        ({"severity": 7}, None),
+        ({"severity": "critical"}, {}),
+        ({"figures": {"step_ms": 41.5, "baseline": {"id": "step-20", "steps": [20, 29]}}}, True),
+        ({"figures": {"step_ms": 41.5, "baseline": {"id": "../step-20", "steps": [20, 29]}}}, {"step_ms": 41.5}),
+        ({"figures": {"baseline": {"id": "step-20", "steps": ["20", "29"]}}}, {}),
+        ({"figures": {"baseline": {"id": "step-20"}}}, {}),
+        ({"figures": {"baseline": "step-20"}}, {}),
+    ],
+)
+def test_a_severity_and_a_baseline_of_a_foreign_run_are_checked(tmp_path: Path, change: Any, figures: Any) -> None:
+    captures.write_capture(tmp_path, _record())
+    file = captures.make_capture_folder(tmp_path, "step-340") / "capture.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    record = captures.read_capture(tmp_path, "step-340")
+    expected = change["figures"] if figures is True else figures
+    assert (None if record is None else record.figures) == expected
 
 
 def test_a_request_gets_an_id_and_sorted_ranks(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def analyze_capture(
         state="done",
         problem=problem,
         verdict=leading[0].text if leading else job.verdict,
-        severity="warning" if leading else str(document["verdict"]["severity"]),
+        severity="warning" if leading else document["verdict"]["severity"],
         findings=tuple(_row(finding) for finding in job.findings[: limits.findings]),
         differences=differences,
         changes=changes,

@@ -34,6 +34,7 @@ __all__ = [
     "CaptureReport",
     "CaptureRequest",
     "CaptureSchedule",
+    "CaptureSeverity",
     "CaptureState",
     "Difference",
     "RankChoice",
@@ -59,6 +60,8 @@ RankChoice = Literal["worst", "all", "listed"]
 """``worst``: the rank that a finding names, or else the one that works longest, and a median rank."""
 RecordState = Literal["ordered", "profiling", "delivering", "analyzing", "done", "failed"]
 STATES: tuple[RecordState, ...] = get_args(RecordState)
+CaptureSeverity = Literal["", "info", "warning", "critical"]
+"""Of the verdict of the traces; "": they were not analyzed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +165,7 @@ class CaptureRecord:
     size_bytes: int = 0
     verdict: str = ""
     """The sentence that leads the analysis of the traces."""
-    severity: str = ""
+    severity: CaptureSeverity = ""
     findings: tuple[dict[str, Any], ...] = ()
     """Of the analysis: ``kind``, ``severity``, ``title``, ``ranks``, ``share``, ``advice``."""
     differences: tuple[Difference, ...] = ()

@@ -167,7 +167,18 @@ def read_capture(run_dir: Path, capture: str) -> CaptureRecord | None:
         record = decoded(CaptureRecord, json.loads(read_document(folder / CAPTURE_RECORD, most=RECORD_BYTES)))
     except (OSError, ValueError, RecursionError):
         return None
-    return record if record.order.id == capture else None
+    return replace(record, figures=_valid_figures(record.figures)) if record.order.id == capture else None
+
+
+def _valid_figures(figures: dict[str, Any]) -> dict[str, Any]:
+    """Without a ``baseline`` that does not name a capture and its steps; the other figures are checked where used."""
+    baseline = figures.get("baseline")
+    if isinstance(baseline, dict):
+        name, steps = baseline.get("id"), baseline.get("steps")
+        known = isinstance(steps, list) and len(steps) == 2 and all(type(step) is int for step in steps)
+        if known and isinstance(name, str) and is_capture_id(name):
+            return figures
+    return {key: value for key, value in figures.items() if key != "baseline"}
 
 
 def left_behind(record: CaptureRecord) -> CaptureRecord:

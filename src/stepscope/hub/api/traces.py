@@ -163,9 +163,9 @@ def _baseline(desk: TraceDesk) -> Resource:
         folder = await _of_capture(query)
         record = await asyncio.to_thread(read_capture, query.run.path, folder.id)
         known = record.figures.get("baseline") if record is not None else None
-        if record is None or not isinstance(known, dict) or not is_capture_id(str(known.get("id"))):
+        if record is None or known is None:
             raise ApiError(404, "this capture was not compared with a baseline")
-        before = await _files_of(query, str(known["id"]))
+        before = await _files_of(query, known["id"])
         rank, peer = _compared(record, before)
         states = []
         for each, number in ((folder, rank), (before, peer)):
