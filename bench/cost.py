@@ -202,8 +202,8 @@ def _page_parts(budget: Mapping[str, Budget]) -> dict[str, str]:
         hooks, share = figures.get("hooks_us"), figures.get("hooks_share")
         if hooks is not None and share is not None:
             parts["cpu-line"] = (
-                f"+{hooks.value:.0f} µs of CPU time per step of 0.7 to 1.3 ms, {_number(share.value)}% "
-                f"({document['machine'].partition(', Python')[0]}, {document['date']})"
+                f"+{hooks.value:.0f} µs of CPU time, {_number(share.value)}% of a step of 0.7 to 1.3 ms "
+                f"({document['machine'].partition(' (')[0]}, {document['date']})"
             )
     return parts
 
