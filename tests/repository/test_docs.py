@@ -153,6 +153,16 @@ def test_every_figure_of_the_readme_has_its_date_and_machine(root: Path) -> None
     assert [row for row in rows if not re.search(figures, re.sub(r"\]\([^)]*\)", "]", row))] == []
 
 
+def test_figures_of_the_readme_are_in_the_benchmarks(root: Path) -> None:
+    """That of the CPU is written by ``make cost``."""
+    section = (root / "README.md").read_text().partition("## In numbers")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|") and "<!--" not in line]
+    benchmarks = (root / "docs/benchmarks.md").read_text()
+    figures = re.findall(r"\d+ of \d+|\+\d+ µs|\d+\.\d+(?:%| s| ms)", " ".join(rows))
+    assert len(figures) > 8
+    assert [figure for figure in figures if figure not in benchmarks] == []
+
+
 # ── what is made from the code ──────────────────────────────────────────────────────────────────────────────────────
 
 
