@@ -46,7 +46,24 @@ def test_nothing_rises_in_what_is_constant_falls_or_is_too_short(values: np.ndar
     assert trend(values).p >= 0.5
 
 
+def test_whether_a_clear_line_is_certain_does_not_depend_on_chance() -> None:
+    """Of pairs that rise no more than all do, so their accidental memory decides."""
+    found = [trend(1 + np.linspace(0, 0.3, 120) + wandering(120, seed, size=0.001)) for seed in range(60)]
+    noise = np.random.default_rng(3).normal(0, 0.03, (60, 120))
+    found += [trend(1 + np.linspace(0, 0.3, 120) + each) for each in noise]
+    assert max(each.p_line for each in found) < 1e-6
+    assert max(each.p for each in found) > 1e-6
+
+
+def test_no_trend_is_certain_in_noise() -> None:
+    noise = np.random.default_rng(4).normal(1, 0.03, (400, 120))
+    assert 0 < sum(trend(each).p_line < 0.01 for each in noise) <= 12
+    assert min(trend(each).p_line for each in noise) > 1e-5
+    assert [trend(values).p_line for values in (np.ones(100), np.arange(100.0), -np.arange(100.0))] == [1.0, 0.0, 1.0]
+
+
 def test_slow_wander_is_no_trend() -> None:
+    assert sum(trend(wandering(200, seed, size=0.05)).p_line < 1e-6 for seed in range(200)) == 0
     assert sum(trend(wandering(200, seed, size=0.05)).p < 1e-4 for seed in range(200)) <= 1
 
 

@@ -63,7 +63,7 @@ LATE_FOR_CERTAIN = 0.75
 """The confidence from which a late rank counts with the time for which others wait for it: while they wait, making
 anything else faster gains nothing."""
 WRONG_NUMBERS = frozenset({"loss_nan", "nan_gradients", "replica_desync", "no_gradient_exchange"})
-"""Kinds that say that training computes something other than it should: however fast, it is in vain."""
+"""Kinds that say that training computes something other than it should: however fast, its result is of no use."""
 ENDS_THE_JOB = frozenset({"memory_creep", "ram_pressure"})
 """Kinds that say that the job will end before it is done.  Device memory that is full but does not grow is not one."""
 

@@ -408,6 +408,9 @@ class Trend:
     """Value of the line at the first step."""
     p: float
     """Chance that a series without trend rises like this (Mann–Kendall, one-sided)."""
+    p_line: float
+    """Chance that it lies on a rising line like this (t-test of the slope, one-sided).  However steep a line is, ``p``
+    counts only pairs that rise, and so depends on the accidental memory of the few stretches."""
     wander: float
     """Scatter of long stretches about the line."""
 
@@ -421,7 +424,7 @@ def trend(values: Floats) -> Trend:
     count = len(blocks)
     if count < thresholds.TREND_BLOCKS:
         level = median(values) if len(values) else 0.0
-        return Trend(slope=0.0, start=level, p=1.0, wander=0.0)
+        return Trend(slope=0.0, start=level, p=1.0, p_line=1.0, wander=0.0)
     later, earlier = np.tril_indices(count, -1)
     rises = blocks[later] - blocks[earlier]
     slope = median(rises / (centers[later] - centers[earlier]))
@@ -430,13 +433,30 @@ def trend(values: Floats) -> Trend:
     ties = _ties(blocks)
     variance = (count * (count - 1) * (2 * count + 5) - ties) / 18.0
     if variance <= 0:
-        return Trend(slope=slope, start=start, p=1.0, wander=0.0)
+        return Trend(slope=slope, start=start, p=1.0, p_line=1.0, wander=0.0)
     score = float(np.sign(rises).sum())
     memory = _memory(rest)
-    z = max(score - 1, 0.0) / math.sqrt(variance * (1 + memory) / (1 - memory))
+    longer = (1 + memory) / (1 - memory)  # by which dependence widens the variance
+    z = max(score - 1, 0.0) / math.sqrt(variance * longer)
     about_line = values - (start + slope * np.arange(len(values)))
     long = block_medians(about_line[None, :], long_block(len(values)))[0]
-    return Trend(slope=slope, start=start, p=NormalDist().cdf(-z), wander=spread(long))
+    p_line = _chance_of_slope(blocks, centers, longer)
+    return Trend(slope=slope, start=start, p=NormalDist().cdf(-z), p_line=p_line, wander=spread(long))
+
+
+def _chance_of_slope(values: Floats, at: Floats, longer: float) -> float:
+    """One-sided, by Student's t of the least-squares slope, as a quantile of the normal distribution (Wallace)."""
+    apart, freedom = at - at.mean(), len(values) - 2
+    squares = float(apart @ apart)
+    slope = float(apart @ values) / squares
+    rest = values - values.mean() - slope * apart
+    error = math.sqrt(float(rest @ rest) / freedom / squares * longer)
+    if slope <= 0:
+        return 1.0
+    if error == 0:
+        return 0.0
+    z = math.sqrt(freedom * math.log1p((slope / error) ** 2 / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
+    return NormalDist().cdf(-z)
 
 
 def _blocks(values: Floats, most: int) -> tuple[Floats, Floats]:

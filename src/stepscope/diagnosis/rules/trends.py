@@ -223,7 +223,7 @@ def _line_that_fits(starts: NDArray[np.intp], heights: Floats, counts: Floats) -
     t = float(slope) * float(np.sqrt(((middles - middles.mean()) ** 2).sum())) / error
     z = z_of_t(t, freedom)
     p = NormalDist().cdf(-z)
-    yield _Fit(error=error, z=z, line=Trend(slope=float(slope), start=float(start), p=p, wander=error))
+    yield _Fit(error=error, z=z, line=Trend(slope=float(slope), start=float(start), p=p, p_line=p, wander=error))
 
 
 def _error(rest: Floats, freedom: int) -> float:
@@ -265,7 +265,7 @@ def _drift(view: View, values: Floats, line: Trend) -> Claim:
     place = locate(view, excess, last_ns - first_ns)
     cost = cost_of(view, saved)
     severity = severity_by_cost(cost["share"], last_ns - first_ns)
-    steady = line.p <= thresholds.TREND_WARNING_CHANCE
+    steady = min(line.p, line.p_line) <= thresholds.TREND_WARNING_CHANCE
     where = where_text(place, view)
     return Claim(
         finding=Finding(
