@@ -115,6 +115,16 @@ def test_input_of_all_ranks_that_waits_for_the_disk_is_named() -> None:
     assert found.title.rstrip(".").endswith(" a step for the disk")
 
 
+@pytest.mark.parametrize(
+    ("wait", "causes"), [(0.3, {"input_bound": "disk"}), (0.75, {"input_bound": "disk", "optimizer_bound": "disk"})]
+)
+def test_one_wait_for_the_disk_explains_one_finding(wait: float, causes: dict[str, str]) -> None:
+    phases = {"input": 40.0, "forward": 10.0, "backward": 20.0, "optimizer": 40.0}
+    found = diagnose(with_samples(Cluster(ranks=2, steps=150, phases_ms=phases), process={"disk_wait": wait}))
+    assert {each.kind for each in found} >= {"input_bound", "optimizer_bound"}
+    assert {each.kind: each.evidence["cause"] for each in found if "cause" in each.evidence} == causes
+
+
 def test_a_stall_while_the_disk_is_slow_is_named() -> None:
     cluster = Cluster(ranks=2, steps=200, faults=(slow_at(1, "input", 4000.0, range(100, 101)),))
 

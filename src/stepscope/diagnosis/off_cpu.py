@@ -38,6 +38,9 @@ OF_RANKS = (
 OF_ALL = ("input_bound", "optimizer_bound", "wait_heavy", "between_steps", "stall", "change_point", "throughput_drop")
 """The same for findings about all ranks."""
 
+FROM_DISK = ("disk", "swap", "mapped_file")
+"""Causes that share the same wait."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Cause:
@@ -51,10 +54,22 @@ def join_off_cpu(view: View, claims: Sequence[Claim]) -> list[Claim]:
     if not claims or not view.enough or not view.window.lines.get("process"):
         return list(claims)
     seen = _Seen(view=view)
-    return [_joined(seen, claim) for claim in claims]
+    found: dict[int, Claim] = {}
+    taken_ns = 0.0
+    for at in sorted(range(len(claims)), key=lambda at: claims[at].finding.phase != "input"):  # it reads most files
+        found[at] = _joined(seen, claims[at], taken_ns)
+        if found[at].finding.evidence.get("cause") in FROM_DISK and _is_of_all_steps(view, claims[at].finding):
+            taken_ns += float(claims[at].explained_ns.sum())
+    return [found[at] for at in range(len(claims))]
 
 
-def _joined(seen: _Seen, claim: Claim) -> Claim:
+def _is_of_all_steps(view: View, found: Finding) -> bool:
+    """Whether it is about all ranks in all steps.  A sample does not tell the phases of a step apart, so what explains
+    one such finding cannot explain another."""
+    return not found.ranks and found.steps == view.span
+
+
+def _joined(seen: _Seen, claim: Claim, taken_ns: float) -> Claim:
     found, view = claim.finding, seen.view
     lost_ns = float(claim.explained_ns.sum())
     if found.steps is None or lost_ns <= 0 or found.kind not in (OF_RANKS if found.ranks else OF_ALL):
@@ -63,7 +78,15 @@ def _joined(seen: _Seen, claim: Claim) -> Claim:
     if at.stop <= at.start:
         return claim
     rows = np.flatnonzero(np.isin(view.ranks, found.ranks)) if found.ranks else np.arange(len(view.ranks))
-    part = _Part(seen=seen, rows=rows, at=at, lost_ns=lost_ns, late=bool(found.ranks), phase=found.phase)
+    part = _Part(
+        seen=seen,
+        rows=rows,
+        at=at,
+        lost_ns=lost_ns,
+        late=bool(found.ranks),
+        phase=found.phase,
+        taken_ns=taken_ns if _is_of_all_steps(view, found) else 0.0,
+    )
     cause = part.of_processor() if found.kind == "cpu_saturated" else part.of_rest()
     return claim if cause is None else replace(claim, finding=_with(view, found, cause, rows))
 
@@ -125,6 +148,8 @@ class _Part:
     late: bool
     """Whether these ranks are late, and the others are not."""
     phase: str | None
+    taken_ns: float
+    """Waits in these steps that explain another finding."""
 
     # -- causes ---------------------------------------------------------------------------------------------------
 
@@ -163,10 +188,10 @@ class _Part:
         each = faults / self._steps
         swapped = self._own("swapped")
         from_swap = swapped >= thresholds.SWAPPED_BYTES
-        waited = self._explains(self._more("disk_wait"))
+        waited = self._explains(self._more("disk_wait") - self.taken_ns)
         if not each >= thresholds.FAULTS_A_STEP:
             return None
-        if not (waited or (from_swap and self._explains(faults * thresholds.FAULT_LEAST_NS))):
+        if not (waited or (from_swap and self._explains(faults * thresholds.FAULT_LEAST_NS - self.taken_ns))):
             return None
         what = f"{count_text(round(each), 'major fault')} a step"
         reads = "it reads" if self._is_single else "they read"
@@ -180,7 +205,7 @@ class _Part:
         return _Cause(name=name, text=text, evidence=evidence)
 
     def _of_disk(self) -> _Cause | None:
-        waited_ns = self._more("disk_wait")
+        waited_ns = self._more("disk_wait") - self.taken_ns
         if not self._explains(waited_ns):
             return None
         each = ms_text(waited_ns / self._steps / 1e6)
