@@ -248,7 +248,7 @@ class Rule:
 STOPPED_KINDS: Final = get_args(HangKind)
 """The job hangs, or lost a rank."""
 RUINED_KINDS: Final = ("loss_nan", "nan_gradients", "replica_desync", "no_gradient_exchange")
-"""Training continues in vain."""
+"""Training continues, but its result is of no use."""
 ENDING_KINDS: Final = ("memory_creep", "ram_pressure")
 """The job will end before it is done."""
 SLOWED_KINDS: Final = (
