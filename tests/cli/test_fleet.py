@@ -47,6 +47,28 @@ def test_the_document_and_the_text_name_the_slow_host(runs: Path, capsys: pytest
         assert f"▲ {document['hosts'][0]['title']}" in text
 
 
+def test_days_in_the_terminal_are_in_utc_as_on_the_page(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = []
+    for zone in ("UTC", "Pacific/Kiritimati"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        try:
+            assert run_command(["fleet", str(runs), "--by", "time"]) == 0
+        finally:
+            monkeypatch.delenv("TZ")
+            time.tzset()
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    rows = [line.split() for line in texts[0].splitlines()]
+    assert ["2025-01-06", "0", "0", "–"] in rows
+    assert ["2025-01-20", "2", "99.3", "72%"] in [row[:4] for row in rows]
+    assert ["2025-01-27", "5", "129", "70%"] in [row[:4] for row in rows]
+    (suspect,) = (row for row in rows if row[:1] == ["gpu-002"])
+    assert suspect[4:] == ["2.6", "13%", "forward", "176", ">99.9%", "2025-12-20"]
+
+
 def test_runs_of_the_last_days_only(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["fleet", str(runs), "--since", "1d", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -142,7 +164,7 @@ def test_what_is_to_be_deleted_must_be_named(own_runs: Path) -> None:
         run_command(["delete"])
 
 
-def test_a_suspect_is_reported_once_and_once_more_when_it_is_over(
+def test_a_suspect_is_reported_once_and_once_more_when_it_is_cleared(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(Path.cwd() / "config"))
@@ -152,17 +174,17 @@ def test_a_suspect_is_reported_once_and_once_more_when_it_is_over(
         command = ["fleet", str(own), "--since", "3000d", "--alert", f"{receiver.url}/hook"]
         receiver.replies.append(Reply(status=500))
         assert run_command(command) == 1
-        assert "1 new suspect, 0 over; 0 messages sent" in capsys.readouterr().out
+        assert "1 new suspect, 0 cleared; 0 messages sent" in capsys.readouterr().out
         for _ in range(2):
             assert run_command(command) == 0
-        assert "0 new suspects, 0 over; 0 messages sent" in capsys.readouterr().out
+        assert "0 new suspects, 0 cleared; 0 messages sent" in capsys.readouterr().out
         # In another period it is missing, but that does not mean that it is over.
         assert run_command(["fleet", str(own), "--since", "1d", "--alert", f"{receiver.url}/hook"]) == 0
-        assert "0 new suspects, 0 over; 0 messages sent" in capsys.readouterr().out
+        assert "0 new suspects, 0 cleared; 0 messages sent" in capsys.readouterr().out
         for run_dir in sorted(own.iterdir())[2:]:
             shutil.rmtree(run_dir)
         assert run_command(command) == 0
-        assert "0 new suspects, 1 over; 1 message sent" in capsys.readouterr().out
+        assert "0 new suspects, 1 cleared; 1 message sent" in capsys.readouterr().out
         documents = [json.loads(request.body) for request in receiver.requests]
     assert [(each["status"], each["run"], each["kind"]) for each in documents[1:]] == [
         ("firing", "fleet", "slow_host"),

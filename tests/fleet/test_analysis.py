@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -121,7 +122,7 @@ def test_a_host_that_is_slow_in_every_place_is_a_suspect(fleet_from: FleetFrom) 
     ]
     document = fleet_document(fleet_from(runs), generated_wall_ns=1)
     assert suspect_hosts(document) == ["b"]
-    assert document["hosts"][0]["title"].startswith("b was the slowest host in 5 of its last 5 runs, 12% each")
+    assert document["hosts"][0]["title"].startswith("b was the slowest host in 5 of its last 5 runs, 13% each")
 
 
 def test_a_host_that_is_slow_in_different_jobs_is_a_suspect_even_if_each_ran_once(fleet_from: FleetFrom) -> None:
@@ -197,6 +198,51 @@ def test_a_run_that_had_the_new_driver_early_neither_repeats_nor_dates_the_chang
     assert [(each["name"], each["before"], each["after"]) for each in row["what"]] == [("driver", "535", "550")]
     assert (row["wall_ns"] - 10**18 // day_ns * day_ns) // day_ns == 30
     assert row["changed_jobs"] == 12
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "unit", "begins"),
+    [
+        ("2026-01-30T23:00", "2026-02-01T01:00", "day", ["2026-01-30", "2026-01-31", "2026-02-01"]),
+        ("2026-01-01T00:00", "2026-03-01T23:59", "day", ["2026-01-01", "2026-01-02", "2026-03-01"]),
+        ("2025-12-31T12:00", "2026-03-02T00:00", "week", ["2025-12-29", "2026-01-05", "2026-03-02"]),
+        ("2024-01-31T12:00", "2026-02-28T00:00", "month", ["2024-01-01", "2024-02-01", "2026-02-01"]),
+        ("2019-06-01T00:00", "2026-02-28T00:00", "year", ["2019-01-01", "2020-01-01", "2026-01-01"]),
+        ("1970-01-01T00:00", "2110-04-01T00:00", "decade", ["1970-01-01", "1980-01-01", "2110-01-01"]),
+    ],
+)
+def test_a_bar_over_time_is_a_unit_of_the_calendar_and_there_are_at_most_sixty(
+    first: str, last: str, unit: str, begins: list[str], fleet_from: FleetFrom
+) -> None:
+    def started(when: str) -> int:
+        return int(datetime.fromisoformat(f"{when}+00:00").timestamp()) * 10**9
+
+    runs = [made_run(at, "train.py", [100.0], ["a"]) for at in range(3)]
+    for made, when in zip(runs, (first, last, last), strict=True):
+        made.meta["created_wall_ns"] = started(when)
+    over = fleet_document(fleet_from(runs), generated_wall_ns=1)["over_time"]
+    rows = over["rows"]
+    assert (over["unit"], len(rows) <= 60) == (unit, True)
+    assert [rows[at]["begin_wall_ns"] for at in (0, 1, -1)] == [started(f"{day}T00:00") for day in begins]
+    assert [rows[0]["run_count"], rows[-1]["run_count"]] == [1, 2]
+    assert sum(row["gpu_hours"] for row in rows) == pytest.approx(3.0)
+    assert [row["useful_share"] for row in rows[1:-1]] == [None] * (len(rows) - 2)
+
+
+def test_sentences_have_the_figures_of_the_document_with_the_rounding_of_the_page(document: dict[str, Any]) -> None:
+    totals, (slow, _), (change,) = document["totals"], document["hosts"][:2], document["changes"]
+    assert (totals["useful_share"], totals["gpu_hours"], document["causes"][3]["share"]) == (
+        0.7806,
+        37539.855,
+        0.097254,
+    )
+    assert totals["headline"] == (
+        "22% of 37,540 GPU hours were not useful training; most of that: exchange between ranks (9.7%)."
+    )
+    assert (slow["slowdown_share"], slow["slow_share_without"]) == (0.0651, 0.0681)
+    assert slow["title"].endswith(" 6.5% each; runs of these jobs without it had a slow host in 6.8%.")
+    assert change["change_share"] == 0.0666
+    assert change["title"].startswith("6 of 11 jobs are 6.7% slower since 2025-05-31")
 
 
 def test_no_runs_make_an_empty_document(fleet_from: FleetFrom) -> None:

@@ -6,12 +6,23 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope.records.text import duration_text, ns_text, printable, printable_document, say, without_colors
+from stepscope.records.text import (
+    confidence_text,
+    duration_text,
+    hours_text,
+    ns_text,
+    percent_text,
+    printable,
+    printable_document,
+    say,
+    without_colors,
+)
 from stepscope.reports.summary_text import render_text
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run, read_meta, write_meta
@@ -91,3 +102,13 @@ def test_durations_are_written_as_on_the_page(whole: bool, root: Path) -> None:
     rows = examples["whole" if whole else "precise"]
     assert [[ns, ns_text(ns, whole=whole)] for ns, _ in rows] == rows
     assert [duration_text(ns / 1e9, whole=whole) for ns, _ in rows] == [text for _, text in rows]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("hours", hours_text), ("shares", percent_text), ("confidences", confidence_text)]
+)
+def test_figures_of_the_fleet_are_written_as_on_the_page(
+    kind: str, text: Callable[[float | None], str], root: Path
+) -> None:
+    rows = json.loads((root / "tests" / "records" / "fleet_numbers.json").read_text())[kind]
+    assert [[value, text(value)] for value, _ in rows] == rows

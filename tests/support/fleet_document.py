@@ -151,21 +151,22 @@ def fleet_document(*runs: str, evil: str = "<b>x</b>") -> dict[str, Any]:
         ],
         "changes": [
             {
-                "wall_ns": BEGIN_NS + 17 * WEEK_NS,
+                "wall_ns": BEGIN_NS + 17 * WEEK_NS - 86_400 * 10**9,
                 "from_wall_ns": BEGIN_NS + 17 * WEEK_NS,
                 "until_wall_ns": BEGIN_NS + 17 * WEEK_NS,
-                "title": "22 of 24 jobs are 3.1% slower since 2026-05-03: image pytorch:26.04 → pytorch:26.05.",
-                "change_share": 0.031,
-                "low_share": 0.026,
-                "high_share": 0.036,
-                "direction": "slower",
+                "title": f"22 of 24 jobs are 3.1% {direction} since 2026-05-03: image pytorch:26.04 → pytorch:26.05.",
+                "change_share": 0.031 * sign,
+                "low_share": min(0.026 * sign, 0.036 * sign),
+                "high_share": max(0.026 * sign, 0.036 * sign),
+                "direction": direction,
                 "jobs": 24,
                 "changed_jobs": 22,
                 "confidence": 0.9999,
                 "phase": "input",
                 "what": [{"name": "image", "before": "pytorch:26.04", "after": "pytorch:26.05", "jobs": 24}],
-                "gpu_hours_lost": 1204.0,
+                "gpu_hours_lost": 1204.0 * sign,
                 **behind,
             }
+            for direction, sign in (("slower", 1), ("faster", -1))
         ],
     }

@@ -1,8 +1,10 @@
 import { expect, test } from "vitest";
 import { fleetLink, readRoute, writeRoute } from "../src/address";
 import type { CauseRow } from "../src/api/fleet-documents";
-import { barParts, behindLink, behindText, hoursText, sumOf } from "../src/run/fleet-bars";
+import { barParts, behindLink, behindText, dayText, periodText, sumOf, tenths } from "../src/run/fleet-bars";
 import { readView } from "../src/run/list-rows";
+import { confidenceText, hoursText, percent } from "../src/ui/format";
+import NUMBERS from "../../tests/records/fleet_numbers.json";
 
 const cause = (name: string): CauseRow => ({ cause: name, name: name.replace("_", " "), gpu_hours: 1, share: 0.1, run_count: 0, runs: [] });
 const CAUSES = ["useful", "slow_rank", "input", "unknown"].map(cause);
@@ -16,8 +18,18 @@ test("the parts of a bar are the causes in their order, without empty ones and u
   expect(barParts(CAUSES, { input: -3 }, true)).toEqual([]);
 });
 
-test("hours as text", () => {
-  expect([0, 0.01, 0.5, 12.34, 99.96, 1234.5, -3.25, null].map(hoursText)).toEqual(["0", "<0.1", "0.5", "12.3", "100", "1,235", "-3.3", "–"]);
+test("hours, shares and confidences have exactly the text that Python gives them", () => {
+  const texts = (rows: (string | number | null)[][], text: (value: number | null) => string): unknown => rows.map(([value]) => [value, text(value as number | null)]);
+  expect(texts(NUMBERS.hours, hoursText)).toEqual(NUMBERS.hours);
+  expect(texts(NUMBERS.shares, percent)).toEqual(NUMBERS.shares);
+  expect(texts(NUMBERS.confidences, confidenceText)).toEqual(NUMBERS.confidences);
+  expect([null, 1.25, 1234.56].map(tenths)).toEqual(["–", "1.3", "1,234.6"]);
+});
+
+test("days and bars are named in UTC", () => {
+  const begin = Date.UTC(2026, 0, 31, 23, 30) * 1e6;
+  expect([dayText(begin), dayText(null)]).toEqual(["31 Jan 2026", "–"]);
+  expect((["day", "week", "month", "year", "decade"] as const).map((unit) => periodText(begin, unit))).toEqual(["31 Jan 2026", "week of 31 Jan 2026", "Jan 2026", "2026", "2026s"]);
 });
 
 test("a bar leads to its runs, one run to itself, and archived ones nowhere", () => {

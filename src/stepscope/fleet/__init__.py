@@ -8,7 +8,7 @@
     hosts      hosts that were the slow one more often than by chance
     links      pairs of hosts between which the exchange is slow
     changes    moments at which many jobs became slower or faster, and what changed then
-    document   all of it as the document of ``stepscope fleet --json`` and the HTTP API (docs/fleet.md)
+    document   all of it as the document of ``stepscope fleet --json`` and the HTTP API (docs/fleet-reference.md)
 
 Only ``catalog`` reads or writes files.
 """

@@ -26,7 +26,7 @@ from stepscope.fleet.chance import ALPHA, corrected, least_chance, median_interv
 from stepscope.fleet.columns import ATTRIBUTES, Fleet
 from stepscope.fleet.hours import DAY_NS, known_hours, rounded_hours
 from stepscope.fleet.record import PHASES
-from stepscope.records.text import count_text
+from stepscope.records.text import count_text, percent_text
 
 __all__ = ["change_rows"]
 
@@ -282,4 +282,4 @@ def _title(row: dict[str, Any]) -> str:
     ]
     why = f": {', '.join(causes)}" if causes else "; nothing that is recorded of the runs changed"
     jobs = f"{row['changed_jobs']} of {count_text(row['jobs'], 'job')}"
-    return f"{jobs} are {abs(row['change_share']):.1%} {row['direction']} since {day}{where}{why}."
+    return f"{jobs} are {percent_text(abs(row['change_share']))} {row['direction']} since {day}{where}{why}."

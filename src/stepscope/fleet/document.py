@@ -1,4 +1,4 @@
-"""The fleet document: what ``stepscope fleet --json`` prints and the HTTP API serves (docs/fleet.md)."""
+"""The fleet document: what ``stepscope fleet --json`` prints and the HTTP API serves (docs/fleet-reference.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stepscope.fleet.hours import (
     useful_share,
 )
 from stepscope.fleet.links import link_rows
-from stepscope.records.text import count_text, share_text
+from stepscope.records.text import count_text, hours_text, percent_text
 
 __all__ = ["MOST_RUNS", "SCHEMA", "fleet_document", "suspect_hosts"]
 
@@ -89,10 +89,10 @@ def _headline(fleet: Fleet, causes: Sequence[Mapping[str, Any]]) -> str:
     total = sum(row["gpu_hours"] for row in causes)
     if not total:
         return f"{count_text(len(fleet.ids), 'run')}; no hours are known."
-    lost_share = 1 - causes[0]["share"]
+    lost_share = 1 - (useful_share(known_hours(fleet).sum(axis=0)) or 0.0)
     most = max(causes[1:], key=lambda row: row["gpu_hours"])
-    text = f"{share_text(lost_share)} of {total:,.0f} GPU hours were not useful training"
-    return f"{text}; most of that: {most['name']} ({share_text(most['share'])})." if most["gpu_hours"] else f"{text}."
+    text = f"{percent_text(lost_share)} of {hours_text(total)} GPU hours were not useful training"
+    return f"{text}; most of that: {most['name']} ({percent_text(most['share'])})." if most["gpu_hours"] else f"{text}."
 
 
 # -- GPU events -------------------------------------------------------------------------------------------------------

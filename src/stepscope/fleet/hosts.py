@@ -36,7 +36,7 @@ from stepscope.fleet.chance import (
 from stepscope.fleet.columns import Fleet
 from stepscope.fleet.hours import known_hours, rounded_hours
 from stepscope.fleet.record import CAUSES
-from stepscope.records.text import count_text, share_text
+from stepscope.records.text import count_text, percent_text
 
 __all__ = ["host_rows"]
 
@@ -281,12 +281,12 @@ def _title(row: dict[str, Any]) -> str:
     recent = f"{row['last_slow_runs']} of its last {count_text(row['last_runs'], 'run')}"
     if row["last_slow_runs"] * 2 < row["last_runs"] or row["repaired_wall_ns"]:
         recent = f"{row['slow_runs']:,} of {count_text(row['compared_runs'], 'run')}"
-    text = f"{row['host']} was the slowest host{where} in {recent}, {share_text(row['slowdown_share'])} each"
+    text = f"{row['host']} was the slowest host{where} in {recent}, {percent_text(row['slowdown_share'])} each"
     if row["slow_share_without"] is None:
         return f"{text}."
     without = (
         "were not"
         if row["slow_share_without"] < 0.005
-        else f"had a slow host in {share_text(row['slow_share_without'])}"
+        else f"had a slow host in {percent_text(row['slow_share_without'])}"
     )
     return f"{text}; runs of these jobs without it {without}."

@@ -18,8 +18,11 @@ Integers = NDArray[np.int64]
 
 DAY_NS = 86_400_000_000_000
 MOST_BARS = 60
-"""Of a picture over time; with more days, a bar is a week, then a month."""
-UNITS = (("day", 1), ("week", 7), ("month", 30))
+"""Of a picture over time; with more days, a bar is a week, then a month and so on."""
+UNITS = {"day": "D", "week": "", "month": "M", "year": "Y", "decade": "10Y"}
+"""By name, as of NumPy; its weeks begin on Thursdays, ours on Mondays."""
+MONDAY = 4
+"""Days from the epoch, a Thursday, to the first Monday."""
 MOST_ROWS = 100
 USEFUL = list(CAUSES).index("useful")
 
@@ -74,28 +77,45 @@ def cause_rows(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
 
 
 def time_rows(fleet: Fleet, limit: int) -> dict[str, Any]:
-    """Bars of equal length; the hours of a run belong to the time at which it started."""
+    """Bars of a day, week, month, year or decade of the calendar, in UTC.
+
+    The hours of a run belong to the time at which it started.
+    """
     if not len(fleet.started_ns):
         return {"unit": "day", "rows": []}
-    days = fleet.started_ns // DAY_NS
-    first = int(days.min())
-    many = int(days.max()) - first + 1
-    unit, length = next((pair for pair in UNITS if many <= MOST_BARS * pair[1]), UNITS[-1])
-    bar = (days - first) // length
+    for unit in UNITS:
+        bars = _bar_of(fleet.started_ns, unit)
+        if np.ptp(bars) < MOST_BARS:
+            break
     hours = known_hours(fleet)
     rows = []
-    for at in range(int(bar.max()) + 1):
-        own = np.flatnonzero(bar == at)
+    for at in range(int(bars.min()), int(bars.max()) + 1):
+        own = np.flatnonzero(bars == at)
+        total = hours[own].sum(axis=0)
         rows.append(
             {
-                "begin_wall_ns": (first + at * length) * DAY_NS,
-                "gpu_hours": rounded_hours(hours[own].sum()),
-                "by_cause": by_cause(hours[own].sum(axis=0)),
+                "begin_wall_ns": _begin_of(at, unit),
+                "gpu_hours": rounded_hours(total.sum()),
+                "useful_share": useful_share(total),
+                "by_cause": by_cause(total),
                 "run_count": len(own),
                 "runs": first_ids(fleet, own, lost(hours[own]), limit),
             }
         )
     return {"unit": unit, "rows": rows}
+
+
+def _bar_of(wall_ns: Integers, unit: str) -> Integers:
+    """Days, weeks, months … since that of the epoch."""
+    if unit == "week":
+        return (wall_ns // DAY_NS - MONDAY) // 7
+    return wall_ns.astype("datetime64[ns]").astype(f"datetime64[{UNITS[unit]}]").astype(np.int64)
+
+
+def _begin_of(bar: int, unit: str) -> int:
+    if unit == "week":
+        return (bar * 7 + MONDAY) * DAY_NS
+    return int(np.array([bar]).astype(f"datetime64[{UNITS[unit]}]").astype("datetime64[ns]").astype(np.int64)[0])
 
 
 def group_rows(fleet: Fleet, column: str, limit: int, *, unnamed: str = "") -> list[dict[str, Any]]:

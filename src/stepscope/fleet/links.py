@@ -21,7 +21,7 @@ from stepscope.fleet.chance import ALPHA, corrected, group_medians, least_chance
 from stepscope.fleet.columns import Fleet
 from stepscope.fleet.hours import known_hours, rounded_hours
 from stepscope.fleet.record import CAUSES
-from stepscope.records.text import share_text
+from stepscope.records.text import percent_text
 
 __all__ = ["link_rows"]
 
@@ -211,11 +211,11 @@ def _row(
     extra = np.clip(exchange * (1 - 1 / ratio[runs]) / np.where(step > 0, step, np.inf), 0.0, 1.0)
     hours = known_hours(fleet)[runs][:, TRAINING].sum(axis=1)
     both = f"{names[0]} and {names[1]} are in the same run" if len(names) == 2 else f"{names[0]} is in the run"
-    share = share_text(float(np.nan_to_num(extra).mean()))
+    share = percent_text(float(np.nan_to_num(extra).mean()))
     return {
         "hosts": names,
         "kind": "slow_link" if len(names) == 2 else "slow_network",
-        "title": f"The exchange takes {times:.1f} times as long when {both} ({len(runs)} of {len(own)} runs), "
+        "title": f"The exchange takes {times:.1f} times as long when {both} ({len(runs):,} of {len(own):,} runs), "
         f"{share} of each step.",
         "compared_runs": len(own),
         "slow_runs": len(runs),

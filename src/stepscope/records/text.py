@@ -23,6 +23,7 @@ __all__ = [
     "Progress",
     "bytes_text",
     "checked_name",
+    "confidence_text",
     "count_text",
     "cpus_text",
     "default_name",
@@ -32,6 +33,7 @@ __all__ = [
     "for_two_ranks",
     "hang_name",
     "host_in_name",
+    "hours_text",
     "memory_cause",
     "ms_text",
     "named_ranks",
@@ -41,6 +43,7 @@ __all__ = [
     "ns_text",
     "number_text",
     "numbered",
+    "percent_text",
     "phase_place",
     "printable",
     "printable_document",
@@ -157,6 +160,41 @@ def share_text(share: float | None) -> str:
     if 0 < share < 0.01:
         return "<1%"
     return f"{share:.0%}"
+
+
+def hours_text(hours: float | None) -> str:
+    """GPU hours: ``12.3``, ``1,235``; below a twentieth ``<0.1``.  The page has the same function, as of the next two.
+
+    They are in ``web/src/ui/format.ts`` and tested with one table of examples.
+    """
+    if hours is None:
+        return "–"
+    size = abs(hours)
+    places = 1 if 0 < size < 99.95 else 0
+    text = "<0.1" if 0 < size < 0.05 else f"{_half_up(size, places):,.{places}f}"
+    return f"-{text}" if hours < 0 else text
+
+
+def percent_text(share: float | None) -> str:
+    """``3.2%``, ``43%``; below half a tenth of a percent ``<0.1%``."""
+    if share is None:
+        return "–"
+    size = abs(share * 100)
+    places = 1 if 0 < size < 9.95 else 0
+    text = "<0.1" if 0 < size < 0.05 else f"{_half_up(size, places):.{places}f}"
+    return f"-{text}%" if share < 0 else f"{text}%"
+
+
+def confidence_text(confidence: float | None) -> str:
+    """``99.2%``; never rounded up to certainty."""
+    if confidence is None:
+        return "–"
+    return ">99.9%" if confidence > 0.999 else f"{math.floor(confidence * 1000) / 10:.1f}%"
+
+
+def _half_up(size: float, places: int) -> float:
+    power = 10.0**places
+    return math.floor(size * power + 0.5) / power
 
 
 def count_text(count: int, thing: str) -> str:

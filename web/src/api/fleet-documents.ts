@@ -106,7 +106,7 @@ export interface FleetDocument {
     headline: string;
   };
   causes: CauseRow[];
-  over_time: { unit: "day" | "week" | "month"; rows: PeriodRow[] };
+  over_time: { unit: "day" | "week" | "month" | "year" | "decade"; rows: PeriodRow[] };
   by_job: ShareRow[];
   by_team: ShareRow[];
   by_user: ShareRow[];

@@ -2,15 +2,12 @@
 
 import { useState } from "preact/hooks";
 import type { Behind, CauseRow, FleetDocument, ShareRow } from "../api/fleet-documents";
-import { barParts, behindLink, behindText, hoursText, sumOf, USEFUL, type BarPart } from "../run/fleet-bars";
+import { barParts, behindLink, behindText, periodText, sumOf, USEFUL, type BarPart } from "../run/fleet-bars";
 import { Card, Nothing } from "../ui/card";
-import { percent } from "../ui/format";
+import { hoursText, percent } from "../ui/format";
 import "./fleet.css";
 
 const SHOWN = 12;
-const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric", timeZone: "UTC" });
-const MONTH = new Intl.DateTimeFormat("en-GB", { month: "short", year: "numeric", timeZone: "UTC" });
-type Unit = FleetDocument["over_time"]["unit"];
 
 export function HoursOverTime({ causes, over }: { causes: readonly CauseRow[]; over: FleetDocument["over_time"] }) {
   const [useful, setUseful] = useState(false);
@@ -162,9 +159,4 @@ function BarLink({ row, about, words, class: kind, children }: BarLinkProps) {
 
 function partsText(parts: readonly BarPart[]): string {
   return [...parts].sort((one, two) => two.hours - one.hours).map(({ name, hours }) => `${name} ${hoursText(hours)} h`).join(", ") || "nothing lost";
-}
-
-function periodText(wallNs: number, unit: Unit): string {
-  const when = new Date(wallNs / 1e6);
-  return unit === "month" ? MONTH.format(when) : unit === "week" ? `week of ${DAY.format(when)}` : DAY.format(when);
 }

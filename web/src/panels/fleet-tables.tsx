@@ -3,9 +3,9 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import type { Behind, FleetChange, FleetHost, FleetPair, GpuEvent } from "../api/fleet-documents";
-import { behindLink, behindText, hoursText } from "../run/fleet-bars";
+import { behindLink, behindText, dayText, tenths } from "../run/fleet-bars";
 import { Card, Nothing } from "../ui/card";
-import { count, dateTime, digits, percent } from "../ui/format";
+import { confidenceText, count, hoursText, percent } from "../ui/format";
 import { SeverityMark } from "../ui/severity";
 import "./fleet.css";
 
@@ -29,7 +29,7 @@ export function FleetHosts({ rows }: { rows: readonly FleetHost[] }) {
               <Cell>
                 {count(row.slow_runs)} of {count(row.compared_runs)}
               </Cell>
-              <Cell>{numberText(row.expected_slow_runs)}</Cell>
+              <Cell>{tenths(row.expected_slow_runs)}</Cell>
               <Cell>
                 {percent(row.slowdown_share)}
                 <Interval low={row.slowdown_low_share} high={row.slowdown_high_share} />
@@ -66,8 +66,8 @@ export function FleetPairs({ rows }: { rows: readonly FleetPair[] }) {
             <Cell>
               {count(row.slow_runs)} of {count(row.compared_runs)}
             </Cell>
-            <Cell>{numberText(row.expected_slow_runs)}</Cell>
-            <Cell>{row.exchange_ratio === null ? "–" : `${digits(row.exchange_ratio)}×`}</Cell>
+            <Cell>{tenths(row.expected_slow_runs)}</Cell>
+            <Cell>{row.exchange_ratio === null ? "–" : `${tenths(row.exchange_ratio)}×`}</Cell>
             <Cell>{confidenceText(row.confidence)}</Cell>
             <Cell>{hoursText(row.gpu_hours_lost)} h</Cell>
             <RunsCell row={row} about={row.hosts.join(" – ")} />
@@ -95,8 +95,8 @@ export function GpuEvents({ rows }: { rows: readonly GpuEvent[] }) {
             </th>
             <td class="fleet-words">{row.title}</td>
             <Cell>{percent(row.throttled_share)}</Cell>
-            <Cell>{whenText(row.first_wall_ns)}</Cell>
-            <Cell>{whenText(row.last_wall_ns)}</Cell>
+            <Cell>{dayText(row.first_wall_ns)}</Cell>
+            <Cell>{dayText(row.last_wall_ns)}</Cell>
             <RunsCell row={row} about={row.title} />
           </tr>
         ))}
@@ -126,13 +126,12 @@ export function FleetChanges({ rows }: { rows: readonly FleetChange[] }) {
               </ul>
             )}
             <p class="fleet-facts-line muted">
-              <span>{dateTime(row.wall_ns)}</span>
+              <span>{dayText(row.wall_ns)}</span>
               <span>
                 {count(row.changed_jobs)} of {count(row.jobs)} jobs
               </span>
               <span>
-                {percent(row.change_share)}
-                <Interval low={row.low_share} high={row.high_share} /> {row.direction}
+                <ChangeShare row={row} /> {row.direction}
               </span>
               {row.phase !== null && <span>mostly in {row.phase}</span>}
               <span>confidence {confidenceText(row.confidence)}</span>
@@ -182,6 +181,24 @@ function RunsLink({ row, about }: { row: Behind; about: string }) {
   return href === null ? <span>{behindText(row)}</span> : <a href={href}>{behindText(row)}</a>;
 }
 
+/** By how much: shares of what is faster are negative, which the word after them says. */
+function ChangeShare({ row: { change_share: share, low_share: low, high_share: high, direction } }: { row: FleetChange }) {
+  if (share === null || low === null || high === null || direction === "slower") {
+    return (
+      <>
+        {percent(share)}
+        <Interval low={low} high={high} />
+      </>
+    );
+  }
+  return (
+    <>
+      {percent(-share)}
+      <Interval low={-high} high={-low} />
+    </>
+  );
+}
+
 function Interval({ low, high }: { low: number | null; high: number | null }) {
   return low === null || high === null ? null : (
     <span class="muted">
@@ -189,18 +206,4 @@ function Interval({ low, high }: { low: number | null; high: number | null }) {
       ({percent(low)} to {percent(high)})
     </span>
   );
-}
-
-/** Never rounded up to certainty. */
-function confidenceText(confidence: number | null): string {
-  if (confidence === null) return "–";
-  return confidence > 0.999 ? ">99.9%" : `${(Math.floor(confidence * 1000) / 10).toFixed(1)}%`;
-}
-
-function numberText(value: number | null): string {
-  return value === null ? "–" : digits(value);
-}
-
-function whenText(wallNs: number | null): string {
-  return wallNs === null ? "–" : dateTime(wallNs);
 }

@@ -1,8 +1,10 @@
 /** The fleet document as bars: which causes are drawn, how long each part is, and where a bar leads. */
 
 import { runLink, writeRoute, LIST } from "../address";
-import type { Behind, CauseRow, Hours } from "../api/fleet-documents";
+import type { Behind, CauseRow, FleetDocument, Hours } from "../api/fleet-documents";
 import { NEWEST, writeView } from "./list-rows";
+
+type Unit = FleetDocument["over_time"]["unit"];
 
 /** The cause that is no loss. */
 export const USEFUL = "useful";
@@ -25,13 +27,25 @@ export function sumOf(parts: readonly BarPart[]): number {
   return parts.reduce((sum, { hours }) => sum + hours, 0);
 }
 
-/** Hours with three digits from 1 on; `<0.1` for less than a tenth. */
-export function hoursText(hours: number | null | undefined): string {
-  if (hours === null || hours === undefined || Number.isNaN(hours)) return "–";
-  const size = Math.abs(hours);
-  if (size > 0 && size < 0.05) return `${hours < 0 ? "-" : ""}<0.1`;
-  const places = size >= 99.95 || Number.isInteger(hours) ? 0 : 1;
-  return new Intl.NumberFormat("en-GB", { minimumFractionDigits: places, maximumFractionDigits: places }).format(hours);
+const TENTHS = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric", timeZone: "UTC" });
+const MONTH = new Intl.DateTimeFormat("en-GB", { month: "short", year: "numeric", timeZone: "UTC" });
+
+/** A number of runs by chance, or a ratio, as in the hub's sentences. */
+export function tenths(value: number | null): string {
+  return value === null ? "–" : TENTHS.format(value);
+}
+
+/** The fleet has days in UTC: its bars begin with them, and readers of one hub are in several time zones. */
+export function dayText(wallNs: number | null): string {
+  return wallNs === null ? "–" : DAY.format(new Date(wallNs / 1e6));
+}
+
+export function periodText(wallNs: number, unit: Unit): string {
+  const when = new Date(wallNs / 1e6);
+  if (unit === "month") return MONTH.format(when);
+  if (unit === "year" || unit === "decade") return `${when.getUTCFullYear()}${unit === "decade" ? "s" : ""}`;
+  return unit === "week" ? `week of ${DAY.format(when)}` : DAY.format(when);
 }
 
 /** The address of the runs behind a row: of a run, or of the list with these runs alone. Null without any. */

@@ -8,9 +8,9 @@ import { FleetChanges, FleetHosts, FleetPairs, GpuEvents } from "../panels/fleet
 import { HoursBy, HoursOverTime } from "../panels/fleet-hours";
 import { fleetLink, go, route } from "../route";
 import { asFailure } from "../run/open-run";
-import { hoursText } from "../run/fleet-bars";
+import { dayText } from "../run/fleet-bars";
 import { Card } from "../ui/card";
-import { count, dateTime, percent } from "../ui/format";
+import { count, hoursText, percent } from "../ui/format";
 import { useShortcuts } from "../ui/shortcuts";
 import { setTab } from "../ui/tab";
 import { OutOfDate } from "./out-of-date";
@@ -124,7 +124,7 @@ function Totals({ found: { totals, first_wall_ns: first, last_wall_ns: last } }:
     ["users", count(totals.users)],
   ];
   return (
-    <Card title="All runs" about={first !== null && last !== null ? `started ${dateTime(first)} – ${dateTime(last)}` : undefined} class="fleet-totals">
+    <Card title="All runs" about={first !== null && last !== null ? `started ${dayText(first)} – ${dayText(last)} (days in UTC)` : undefined} class="fleet-totals">
       <p class="fleet-headline">{totals.headline}</p>
       <dl class="fleet-facts">
         {facts.map(([name, text]) => (
@@ -135,7 +135,7 @@ function Totals({ found: { totals, first_wall_ns: first, last_wall_ns: last } }:
         ))}
       </dl>
       <p class="muted small">
-        GPU hours are the hours of a run times its ranks; without GPUs they are hours of ranks.
+        GPU hours are the hours of a run times its ranks; without GPUs they are rank-hours.
         {totals.unread_runs > 0 && ` ${count(totals.unread_runs)} ${totals.unread_runs === 1 ? "run has" : "runs have"} no summary and ${totals.unread_runs === 1 ? "is" : "are"} not in the hours.`}
       </p>
     </Card>

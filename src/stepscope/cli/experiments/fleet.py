@@ -19,7 +19,7 @@ from stepscope.cli.arguments import age, run_or_url
 from stepscope.cli.catalog import catalog_folders, updated_catalog
 from stepscope.cli.output import format_table
 from stepscope.errors import UsageError
-from stepscope.records.text import count_text, printable, say, share_text
+from stepscope.records.text import confidence_text, count_text, hours_text, percent_text, printable, say
 from stepscope.reports.layout import MARKS, bar
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ examples:
   stepscope fleet /shared/runs s3://bucket/team  the runs of these folders and archives
   stepscope fleet exclude-list                   hosts that jobs should avoid, one per line
   sbatch --exclude="$(stepscope fleet exclude-list --format slurm)" job.sh
-  stepscope fleet --alert slack                  one message per suspect host or link, and one when it is over: for cron
+  stepscope fleet --alert slack                  one message per suspect, and one when it is cleared: for cron
   stepscope sql --fleet "select team, sum(gpu_hours) from runs group by team"
 
 A host is a suspect if it was the slow one of its runs more often than by chance; the probability that a cluster without
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=FORMATS, default="plain", help=f"of the {EXCLUDE}: plain (default), slurm or kubernetes"
     )
-    parser.add_argument("--json", action="store_true", help="print the document (docs/fleet.md)")
+    parser.add_argument("--json", action="store_true", help="print the document (docs/fleet-reference.md)")
     parser.add_argument(
         "--alert",
         action="append",
@@ -172,7 +172,7 @@ def _report(document: Mapping[str, Any], settings: AlertSettings, scope: Sequenc
     counts = deliver_once(folder, destinations) if (folder / OUTBOX).exists() else Counts()
     for problem in problems.values():
         say(problem)
-    print(f"{count_text(begun, 'new suspect')}, {over:,} over; {count_text(counts.sent, 'message')} sent")
+    print(f"{count_text(begun, 'new suspect')}, {over:,} cleared; {count_text(counts.sent, 'message')} sent")
     if counts.waiting:
         say(f"{count_text(counts.waiting, 'receiver')} did not answer; the next `stepscope fleet --alert` tries again")
     return 1 if counts.waiting or counts.given_up else 0
@@ -191,7 +191,7 @@ def _suspects(document: Mapping[str, Any]) -> Iterator[Suspect]:
             phase=row.get("phase"),
             since_wall_ns=row.get("first_slow_wall_ns", 0),
             advice=SUSPECT_HOST if node else SUSPECT_LINK,
-            cost=f"It cost {row['gpu_hours_lost']:,.0f} GPU hours in these runs.",
+            cost=f"It cost {hours_text(row['gpu_hours_lost'])} GPU hours in these runs.",
         )
 
 
@@ -236,7 +236,8 @@ def _period(document: Mapping[str, Any]) -> str:
 
 
 def _day(wall_ns: int) -> str:
-    return time.strftime("%Y-%m-%d", time.localtime(wall_ns / 1e9))
+    """In UTC, as the bars of the document and on the page."""
+    return time.strftime("%Y-%m-%d", time.gmtime(wall_ns / 1e9))
 
 
 def _width() -> int | None:
@@ -247,7 +248,7 @@ def _causes(document: Mapping[str, Any]) -> str:
     rows = [row for row in document["causes"] if row["gpu_hours"] >= LEAST_SHOWN]
     most = max((row["gpu_hours"] for row in rows), default=0.0)
     cells = [
-        (row["name"], f"{row['gpu_hours']:,.1f}", share_text(row["share"]), bar(row["gpu_hours"] / most, BAR_CELLS))
+        (row["name"], hours_text(row["gpu_hours"]), percent_text(row["share"]), bar(row["gpu_hours"] / most, BAR_CELLS))
         for row in rows
     ]
     return format_table(("cause", "GPU hours", "share", ""), cells, numeric=(1, 2), width=_width())
@@ -276,10 +277,10 @@ def _hours_cells(document: Mapping[str, Any], row: Mapping[str, Any], most: floa
     names = {each["cause"]: each["name"] for each in document["causes"]}
     lost = sorted((cause for cause in parts if cause != "useful"), key=lambda cause: -parts[cause])
     causes = ", ".join(
-        f"{names[cause]} {share_text(parts[cause] / total)}" for cause in lost[:CAUSES_SHOWN] if parts[cause]
+        f"{names[cause]} {percent_text(parts[cause] / total)}" for cause in lost[:CAUSES_SHOWN] if parts[cause]
     )
-    useful = share_text(parts["useful"] / total) if total else "–"
-    return f"{row['run_count']:,}", f"{total:,.1f}", useful, bar(total / most, BAR_CELLS // 2), causes
+    useful = percent_text(row["useful_share"])
+    return f"{row['run_count']:,}", hours_text(total), useful, bar(total / most, BAR_CELLS // 2), causes
 
 
 def _hosts(document: Mapping[str, Any]) -> str:
@@ -295,10 +296,10 @@ def _hosts(document: Mapping[str, Any]) -> str:
                 row["host"],
                 f"{row['slow_runs']:,} of {row['compared_runs']:,}",
                 f"{row['expected_slow_runs']:,.1f}",
-                f"{row['slowdown_share']:.1%}",
+                percent_text(row["slowdown_share"]),
                 row["phase"] or "–",
-                f"{row['gpu_hours_lost']:,.1f}",
-                _confidence(row["confidence"]),
+                hours_text(row["gpu_hours_lost"]),
+                confidence_text(row["confidence"]),
                 _day(row["last_slow_wall_ns"]),
             )
             for row in suspects
@@ -309,12 +310,8 @@ def _hosts(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _confidence(value: float) -> str:
-    return ">99.99%" if value > 0.9999 else f"{value:.2%}"
-
-
 def _links(document: Mapping[str, Any]) -> str:
-    return "\n".join(f"▲ {row['title']} Confidence {_confidence(row['confidence'])}." for row in document["links"])
+    return "\n".join(f"▲ {row['title']} Confidence {confidence_text(row['confidence'])}." for row in document["links"])
 
 
 def _changes(document: Mapping[str, Any]) -> str:
