@@ -194,8 +194,8 @@ def test_a_part_of_a_step_may_be_zero() -> None:
 @pytest.mark.parametrize("factor", [1.002, 1.02, 1.2, 3.0])
 def test_it_does_not_matter_which_of_two_runs_is_the_baseline(factor: float) -> None:
     """A speedup is as certain as the slowdown that taking it back is."""
-    one, other = series(noisy(1, noise=0.03)), series(noisy(2, noise=0.03) * factor)
-    there, back = change_between([one], other), change_between([other], one)
+    first, second = series(noisy(1, noise=0.03)), series(noisy(2, noise=0.03) * factor)
+    there, back = change_between([first], second), change_between([second], first)
     assert (1 + there.change) * (1 + back.change) == pytest.approx(1)
     assert (1 + there.low) * (1 + back.high) == pytest.approx(1)
     assert (1 + there.high) * (1 + back.low) == pytest.approx(1)

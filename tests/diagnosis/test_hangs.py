@@ -179,7 +179,9 @@ def test_a_hang_after_which_all_ranks_made_steps_is_a_stall(over: str | None) ->
 
 def test_a_hang_after_which_one_rank_made_no_step_goes_on() -> None:
     run = stalled()
-    ranks = tuple(replace(one, steps=one.steps.part(slice(60))) if one.rank == 2 else one for one in run.ranks)
+    ranks = tuple(
+        replace(series, steps=series.steps.part(slice(60))) if series.rank == 2 else series for series in run.ranks
+    )
     assert findings_with(replace(run, ranks=ranks), hang())[0].kind == "hang_missing_collective"
     assert findings_with(stalled(), hang(over="aborted"))[0].kind == "hang_missing_collective"
 
