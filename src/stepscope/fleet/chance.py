@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ALPHA", "corrected", "group_medians", "least_chance", "median_interval", "middle_excess", "spread"]
+__all__ = ["ALPHA", "corrected", "group_medians", "group_spreads", "least_chance", "median_interval", "middle_excess"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -85,9 +85,11 @@ def _bounds(ordered: Integers) -> tuple[Integers, Integers]:
     return first, first + np.repeat(sizes, sizes) - 1
 
 
-def spread(values: Floats) -> float:
-    """The standard deviation as the median deviation from zero shows it: outliers do not move it."""
-    return float(np.median(np.abs(values))) * TO_SPREAD if len(values) else 0.0
+def group_spreads(values: Floats, groups: Integers) -> Floats:
+    """For each value its group's standard deviation as the median deviation from zero shows it: outliers do not move
+    it.
+    """
+    return group_medians(np.abs(values), groups) * TO_SPREAD
 
 
 def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float, float]:

@@ -21,6 +21,10 @@ UNKNOWN = -1
 ATTRIBUTES = ("image", "driver", "file_system", "torch", "python", "platform", "stepscope", "commit")
 """What may differ between two runs of a series."""
 
+TEXTS = ("job", "series", "team", "user", *ATTRIBUTES)
+NUMBERS = ("ranks", "step_ms", *(f"{phase}_ms" for phase in PHASES), *map(hours_column, CAUSES))
+"""Columns of ``runs`` that become arrays."""
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -106,9 +110,12 @@ def read_fleet(execute: Execute, keys: Sequence[str] | None, since_wall_ns: int 
     if since_wall_ns is not None:
         clauses.append("started_wall_ns >= ?")
         values.append(since_wall_ns)
+    # The window copies all columns that it passes on, so it numbers only the runs.
+    columns = ("number", "run", "started_wall_ns", "status", "gpu_hours", *TEXTS, *NUMBERS)
     execute(
-        "CREATE TEMP TABLE chosen AS SELECT *, row_number() OVER (ORDER BY started_wall_ns, run) - 1 AS place "
-        f"FROM runs WHERE {' AND '.join(clauses)}",
+        f"CREATE TEMP TABLE chosen AS SELECT {', '.join(map(_quoted, columns))}, place FROM runs JOIN ("
+        "SELECT number, row_number() OVER (ORDER BY started_wall_ns, run) - 1 AS place "
+        f"FROM runs WHERE {' AND '.join(clauses)}) USING (number)",
         values,
     )
     try:
@@ -119,17 +126,11 @@ def read_fleet(execute: Execute, keys: Sequence[str] | None, since_wall_ns: int 
 
 
 def _read(execute: Execute) -> Fleet:
-    texts = ("job", "series", "team", '"user"', *(f'"{name}"' for name in ATTRIBUTES))
     names: dict[str, Sequence[str]] = {}
     numbered: dict[str, Integers] = {}
-    for column in texts:
-        name = column.strip('"')
-        numbered[name], names[name] = _numbered(execute, f"SELECT {column} AS text, place FROM chosen")
-    plain = execute(
-        "SELECT run, started_wall_ns, ranks, step_ms, "
-        f"{', '.join(f'{phase}_ms' for phase in PHASES)}, {', '.join(map(hours_column, CAUSES))} "
-        "FROM chosen ORDER BY place"
-    ).fetchnumpy()
+    for name in TEXTS:
+        numbered[name], names[name] = _numbered(execute, f"SELECT {_quoted(name)} AS text, place FROM chosen")
+    plain = execute(f"SELECT run, started_wall_ns, {', '.join(NUMBERS)} FROM chosen ORDER BY place").fetchnumpy()
     rows = "FROM run_hosts h JOIN chosen c USING (number)"
     order = "(c.place * 65536 + h.position)"
     host, names["host"] = _numbered(execute, f"SELECT h.host AS text, {order} AS place {rows}")
@@ -209,6 +210,10 @@ def _events(execute: Execute) -> list[GpuEvent]:
         )
         for run, host, index, uuid, name, event, share, reasons in rows
     ]
+
+
+def _quoted(column: str) -> str:
+    return f'"{column}"'
 
 
 def _filled(column: Any) -> Floats:

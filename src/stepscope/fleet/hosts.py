@@ -28,10 +28,10 @@ from stepscope.fleet.chance import (
     ALPHA,
     corrected,
     group_medians,
+    group_spreads,
     least_chance,
     median_interval,
     middle_excess,
-    spread,
 )
 from stepscope.fleet.columns import Fleet
 from stepscope.fleet.hours import known_hours, rounded_hours
@@ -72,7 +72,8 @@ def host_rows(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
         return []
     tests = _tests(fleet, trials)
     tested = sum(test["trials"] > 0 for test in tests)
-    rows = [_row(fleet, trials, test, tested, limit) for test in tests if test["slow"]]
+    training = known_hours(fleet)[:, TRAINING].sum(axis=1)
+    rows = [_row(fleet, trials, test, training, tested, limit) for test in tests if test["slow"]]
     rows.sort(key=lambda row: (not row["suspect"], -row["gpu_hours_lost"] if row["suspect"] else row["p_value"]))
     return rows[:MOST_ROWS]
 
@@ -128,13 +129,7 @@ def _is_slow(excess: Floats, group: Integers, job: Integers) -> Flags:
     # Jobs that are hardly known share a spread.
     count = np.bincount(job) if len(job) else np.zeros(0, int)
     kind = np.where(count[job] >= FEWEST_FOR_SPREAD, job, -1)
-    order = np.argsort(kind, kind="stable")
-    edges = np.r_[0, np.flatnonzero(np.diff(kind[order])) + 1, len(order)]
-    limit = np.full(len(excess), LEAST_SHARE)
-    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        if end > begin:
-            own = order[begin:end]
-            limit[own] = max(LEAST_SHARE, TIMES_SPREAD * max(spread(excess[own]), LEAST_SPREAD))
+    limit = np.maximum(LEAST_SHARE, TIMES_SPREAD * np.maximum(group_spreads(excess, kind), LEAST_SPREAD))
     by_excess = np.lexsort((-excess, group))
     slowest = np.zeros(len(excess), np.bool_)
     if len(excess):
@@ -201,8 +196,9 @@ def _counted(trials: dict[str, NDArray[Any]], own: Integers, chance: Floats) -> 
 
 
 def _row(
-    fleet: Fleet, trials: dict[str, NDArray[Any]], test: dict[str, Any], tested: int, limit: int
+    fleet: Fleet, trials: dict[str, NDArray[Any]], test: dict[str, Any], training: Floats, tested: int, limit: int
 ) -> dict[str, Any]:
+    """``training``: hours by run."""
     own, number = test["rows"], test["host"]
     slow = trials["slow"][own]
     chosen = own[slow]
@@ -214,7 +210,6 @@ def _row(
     significant = unlikely and test["positives"] >= TIMES_EXPECTED * test["mean"]
     usual = test["mean"] / test["trials"] if test["trials"] else 0.0
     since = _repaired(slow, usual) if significant else None
-    training = known_hours(fleet)[runs][:, TRAINING].sum(axis=1)
     phases = Counter(phase for run in runs.tolist() if (phase := fleet.phase_of.get((run, number))))
     uuids = [
         fleet.names["gpu"][gpu] for gpu, _ in Counter(fleet.host_gpu[trials["row"][chosen]].tolist()).most_common(8)
@@ -237,7 +232,7 @@ def _row(
         "jobs": len(np.unique(trials["job"][chosen])),
         "confidence": round(1 - chance, 6),
         "p_value": float(f"{test['p']:.3g}"),
-        "gpu_hours_lost": rounded_hours((shares * training).sum()),
+        "gpu_hours_lost": rounded_hours((shares * training[runs]).sum()),
         "first_slow_wall_ns": int(fleet.started_ns[runs[0]]),
         "last_slow_wall_ns": int(fleet.started_ns[runs[-1]]),
         "gpu_uuids": [uuid for uuid in uuids if uuid],

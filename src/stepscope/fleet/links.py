@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.fleet.chance import ALPHA, corrected, group_medians, least_chance, spread
+from stepscope.fleet.chance import ALPHA, corrected, group_medians, group_spreads, least_chance
 from stepscope.fleet.columns import Fleet
 from stepscope.fleet.hours import known_hours, rounded_hours
 from stepscope.fleet.record import CAUSES
@@ -77,12 +77,16 @@ def link_rows(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
 
 def _trials(fleet: Fleet, usable: Flags) -> Integers:
     """By run, the first usable run of the same command on the same hosts: their exchange is no independent evidence."""
-    edges = np.searchsorted(fleet.host_run, np.arange(len(fleet.ids) + 1))
+    edges = np.searchsorted(fleet.host_run, np.arange(len(fleet.ids) + 1)) * fleet.host.itemsize
+    hosts = fleet.host[np.lexsort((fleet.host, fleet.host_run))].tobytes()
     first: dict[tuple[int, bytes], int] = {}
     trial = np.arange(len(fleet.ids))
-    for run in np.flatnonzero(usable).tolist():
-        hosts = np.sort(fleet.host[edges[run] : edges[run + 1]]).tobytes()
-        trial[run] = first.setdefault((int(fleet.series[run]), hosts), run)
+    runs = np.flatnonzero(usable)
+    keys = zip(fleet.series[runs].tolist(), edges[runs].tolist(), edges[runs + 1].tolist(), strict=True)
+    trial[runs] = [
+        first.setdefault((series, hosts[begin:end]), run)
+        for run, (series, begin, end) in zip(runs.tolist(), keys, strict=True)
+    ]
     return trial
 
 
@@ -100,12 +104,7 @@ def _slow_exchange(fleet: Fleet) -> tuple[Floats, Flags, Flags]:
     level = np.log(exchange[runs])
     excess = level - group_medians(level, group)
     enough = np.bincount(group)[group] >= FEWEST_ALIKE
-    order = np.argsort(group, kind="stable")
-    edges = np.searchsorted(group[order], np.arange(int(group.max()) + 2))
-    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        own = order[begin:end]
-        limit = max(math.log(LEAST_RATIO), TIMES_SPREAD * spread(excess[own]))
-        slow[runs[own]] = excess[own] > limit
+    slow[runs] = excess > np.maximum(math.log(LEAST_RATIO), TIMES_SPREAD * group_spreads(excess, group))
     ratio[runs] = np.exp(excess)
     usable[runs] = enough
     return ratio, usable, slow & usable
