@@ -59,7 +59,7 @@ def why_not() -> str | None:
 class Slurm:
     """Two nodes of four slots each; both are this machine."""
 
-    def __init__(self, folder: Path, stack: ExitStack, ports: list[int]) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, ports: list[int], settings: str = "") -> None:
         self.folder = folder
         self._stack = stack
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
@@ -69,7 +69,7 @@ class Slurm:
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
         text = CONFIGURATION.format(host=platform.node(), folder=folder, ports=ports)
-        (folder / "slurm.conf").write_text(text)
+        (folder / "slurm.conf").write_text(text + settings)
 
     def begin(self) -> None:
         places = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munge.pid", "seed-file": "munge.seed"}
@@ -86,6 +86,10 @@ class Slurm:
         environment = {**self.environment, **how.pop("env", {})}
         timeout_s = how.pop("timeout", PATIENCE_S)
         return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=timeout_s, **how)
+
+    def resume(self, node: str) -> None:
+        self.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=True)
+        self._until(lambda: self.run(["sinfo", "-h", "-n", node, "-o", "%T"]).stdout.split() == ["idle"])
 
     def said(self) -> str:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in self.folder.rglob("*.log"))
@@ -112,15 +116,25 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, port: Callable[[], int]) -> Iterator[Slurm]:
+def start_slurm(tmp_path: Path, port: Callable[[], int]) -> Iterator[Callable[[str], Slurm]]:
+    """Start a Slurm with these further lines in its configuration."""
     if (why := why_not()) is not None:
         pytest.skip(why)
     with ExitStack() as stack:
-        folder = tmp_path / "slurm"
-        folder.mkdir()
-        slurm = Slurm(folder, stack, [port() for _ in range(3)])
-        slurm.begin()
-        yield slurm
+
+        def start(settings: str) -> Slurm:
+            folder = tmp_path / "slurm"
+            folder.mkdir()
+            slurm = Slurm(folder, stack, [port() for _ in range(3)], settings)
+            slurm.begin()
+            return slurm
+
+        yield start
+
+
+@pytest.fixture
+def slurm(start_slurm: Callable[[str], Slurm]) -> Slurm:
+    return start_slurm("")
 
 
 TOY = """
@@ -235,3 +249,53 @@ def test_the_scripts_of_the_repository(slurm: Slurm, commands: Any, tmp_path: Pa
     goodput = commands.finish(commands.start("goodput", "--all", "--json", tmp_path / "runs"))
     job = next(job for job in json.loads(goodput.stdout)["jobs"] if "train-slurm-3" in job["runs"])
     assert job["runs"] == ["train-slurm-3", "train-slurm-3-2"]
+
+
+CHECK = """#!{python}
+import os, stepscope.node_check as check
+from stepscope.cli.main import main
+
+node = os.environ["SLURMD_NODENAME"]
+check.measure_node = lambda *_: {{
+    "version": 1, "host": node, "kind": "CPU", "wall_s": 1.0, "figures": {{"memory": 12.0}}, "skipped": {{}},
+    "throttled": 0.9 if node == "n0" else 0.0, "cpu_quota": 0.5,
+}}
+main()
+"""
+"""The command on two nodes of which the first is measured as unfit."""
+PROLOG = """#!/bin/bash
+export STEPSCOPE_PROBE={folder}/check XDG_STATE_HOME={folder}/state
+exec {scripts}/prolog-probe.sh
+"""
+
+
+@pytest.mark.soak  # near: tests/deploy/test_slurm_scripts.py, without a real Slurm
+def test_a_prolog_keeps_jobs_off_an_unfit_node(start_slurm: Callable[[str], Slurm], tmp_path: Path) -> None:
+    check, prolog = tmp_path / "check", tmp_path / "prolog"
+    check.write_text(CHECK.format(python=sys.executable))
+    prolog.write_text(PROLOG.format(folder=tmp_path, scripts=SCRIPTS))
+    check.chmod(0o755)
+    prolog.chmod(0o755)
+    slurm = start_slurm(f"Prolog={prolog}\nPrologFlags=Alloc\nSchedulerParameters=nohold_on_prolog_fail\n")
+
+    # A batch job is requeued, and starts on the other node.
+    script = '#!/bin/sh\necho "$SLURM_JOB_NODELIST $SLURM_RESTART_COUNT"\n'
+    submit = ["sbatch", "--wait", "--nodes=1", f"--output={tmp_path}/job.log"]
+    done = slurm.run(submit, input=script, timeout=150)
+    assert done.returncode == 0, done.stderr + slurm.said()
+    assert (tmp_path / "job.log").read_text() == "n1 1\n"
+    nodes = slurm.run(["sinfo", "-h", "-N", "-o", "%N %T %E"]).stdout.splitlines()
+    why = "n0 is unfit: its CPU quota of 0.5 CPUs is used up 90% of the time."
+    assert nodes[0] == f"n0 drained stepscope probe: ✖ {why}"
+    assert nodes[1].endswith("none")
+
+    # srun waits for its nodes itself: it fails.
+    slurm.resume("n0")
+    done = slurm.run(["srun", "-w", "n0", "true"])
+    assert (done.returncode, done.stderr.splitlines()[0]) == (1, "srun: Prolog failure on node n0"), slurm.said()
+
+    # A check that is not installed keeps no job from starting.
+    check.unlink()
+    slurm.resume("n0")
+    done = slurm.run(["srun", "-w", "n0", "true"])
+    assert done.returncode == 0, done.stderr + slurm.said()
