@@ -58,10 +58,7 @@ def test_a_hang_is_shouted_while_it_lasts(browser_page: Any, serve_folder: Any, 
     run.make(20)
     page = open_run(browser_page(), serve_folder(feed.folder), "live")
     expect(page.get_by_role("region", name="Verdict")).to_contain_text("Nothing wrong so far.")
-    job = Job(ranks=4, sequence=7).alone(1)
-    for rank in range(4):
-        job.at(rank, step=20)
-    found = job.hang()
+    found = Job(ranks=4, step=20, sequence=7).alone(1).hang()
     write_hang(run.run_dir, found)
     run.say("hang", number=1, kind=found.kind, title=found.title, culprits=[1], victims=[0, 2, 3])
     hang = page.get_by_role("region", name="The job hangs")

@@ -25,7 +25,7 @@ def hung(*hangs: HangRecord) -> RunData:
 
 def sleeping(**fields: Any) -> HangRecord:
     times = {"stopped_wall_ns": ANCHOR_WALL_NS, "declared_wall_ns": ANCHOR_WALL_NS + 12 * 10**9}
-    job = Job(ranks=4, sequence=7).alone(1, workers=(worker(),))
+    job = Job(ranks=4, step=60, sequence=7).alone(1, workers=(worker(),))
     return replace(job.hang(), **{**times, "over": "ended", "over_wall_ns": ANCHOR_WALL_NS + 80 * 10**9, **fields})
 
 
@@ -34,9 +34,9 @@ def test_the_page_of_a_run_that_hung(golden: Callable[[Path, str], None]) -> Non
 
 
 def test_a_rank_that_only_the_watchdog_saw_go() -> None:
-    gone = replace(Job(ranks=4).alone(1, (), alive=False).hang(), over="ended", over_wall_ns=1)
+    gone = replace(Job(ranks=4, step=60).alone(1, (), alive=False).hang(), over="ended", over_wall_ns=1)
     text = render_text(summarize(hung(gone)))
-    assert text.startswith("✖ Rank 1 is gone in step 7; ranks 0, 2 and 3 waited for it in all_reduce of")
+    assert text.startswith("✖ Rank 1 is gone in step 60; ranks 0, 2 and 3 waited for it in all_reduce of")
 
 
 def test_rows_have_all_but_the_long_parts() -> None:
@@ -96,7 +96,7 @@ def test_while_it_stands_the_time_is_that_of_now() -> None:
     summary = summarize(run, alive=True)
     now = render_text(summary, now_wall_ns=ANCHOR_WALL_NS + 62 * 10**9)
     assert "\nThe job is hung\n" in now
-    assert "since     no progress for 1 min 2 s in step 7; a step usually takes 250 ms\n" in now
+    assert "since     no progress for 1 min 2 s in step 60; a step usually takes 250 ms\n" in now
     assert " · 60 steps (0–59) in 1 min 3 s · hung\n" in now
     # Of one that nobody looks after any more, only what was seen is said.
     then = render_text(summary)

@@ -70,6 +70,8 @@ class Job:
     silent_s: float = 11.0
     lines: Mapping[tuple[str, int], str] = field(default_factory=lambda: dict(LINES))
     odd: dict[int, dict[str, Any]] = field(default_factory=dict)
+    step: int = 7
+    """In which they hang."""
     sequence: int | None = None
     """With a number the ranks have Flight Recorders that answer."""
 
@@ -104,7 +106,7 @@ class Job:
         usual = RankEvidence(
             rank=rank,
             pid=1000 + rank,
-            step=7,
+            step=self.step,
             silent_s=self.silent_s,
             process_state="S",
             cpu_share=0.0,

@@ -24,7 +24,7 @@ from stepscope.store.live.ring_files import RingSidecar
 from tests.hub.run_parts import record
 
 S = 10**9
-JOB = Job(ranks=4).alone(3)
+JOB = Job(ranks=4, step=60).alone(3)
 
 
 def write(run_dir: Path, host: str, ranks: range) -> HangRecord:
@@ -48,7 +48,7 @@ def test_hangs_of_several_hosts_are_one_as_in_the_summary(serve: Callable[..., A
     (hang,) = document["hangs"]
     assert document["unread"] == ["hangs/c-1.json"]
     assert ([culprit["rank"] for culprit in hang["culprits"]], hang["victims"]) == ([3], [0, 1, 2])
-    assert (hang["hosts"], hang["file"], hang["steps"]) == (["a", "b"], "hangs/b-1.json", [7, 7])
+    assert (hang["hosts"], hang["file"], hang["steps"]) == (["a", "b"], "hangs/b-1.json", [60, 60])
     assert hang["title"].endswith(
         "it slept at train.py:41 (time.sleep(999)); ranks 0–2 waited for it."
     )  # the run is over
