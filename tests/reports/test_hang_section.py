@@ -101,4 +101,4 @@ def test_while_it_stands_the_time_is_that_of_now() -> None:
     # Of one that nobody looks after any more, only what was seen is said.
     then = render_text(summary)
     assert "\nThe job hung\n" in then
-    assert "since     no progress for 12 s in step 7 when this was written;" in then
+    assert "since     no progress for 12 s in step 60 when this was written;" in then
