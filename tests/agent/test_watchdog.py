@@ -218,7 +218,9 @@ def test_a_hang_is_told_everywhere(job: Job, capsys: pytest.CaptureFixture[str])
     assert 9.9e9 <= record.declared_wall_ns - record.stopped_wall_ns <= 10.9e9
     findings = json.loads((job.run_dir / "findings.json").read_text())["findings"]
     assert [(finding["kind"], finding["ranks"]) for finding in findings] == [("hang_missing_collective", [1])]
-    assert "Rank 1 never came." in capsys.readouterr().err
+    announced = capsys.readouterr().err
+    assert "Rank 1 never came." in announced
+    assert "  since     no progress for 10 s\n" in announced
     assert (job.run_dir / "flight" / "stacks_0.txt").read_text() == "Thread 0x1"
     job.dog.finish()
     ((record,), _) = read_hangs(job.run_dir)

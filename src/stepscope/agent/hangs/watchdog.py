@@ -610,7 +610,12 @@ class Watchdog:
             victims=list(record.victims),
             steps=steps_of(record),
         )
-        say("\n".join([f"the job hangs ({record.kind})", *hang_lines(record, WIDTH)]), lines=True)
+        say(
+            "\n".join(
+                [f"the job hangs ({record.kind})", *hang_lines(record, WIDTH, now_wall_ns=record.declared_wall_ns)]
+            ),
+            lines=True,
+        )
         self._journal.flush()  # write the evidence first: the job may be ended next
         action = self._on_hang.act(record, hang_path(self._run_dir, record.host, record.number))
         if action:
