@@ -21,9 +21,9 @@ UNKNOWN = -1
 ATTRIBUTES = ("image", "driver", "file_system", "torch", "python", "platform", "stepscope", "commit")
 """What may differ between two runs of a series."""
 
-TEXTS = ("job", "series", "team", "user", *ATTRIBUTES)
+TEXTS = (("job", "series"), ("team", "user"), ATTRIBUTES)
+"""Columns of ``runs`` that are read as numbers of names; those that are read together have few combinations."""
 NUMBERS = ("ranks", "step_ms", *(f"{phase}_ms" for phase in PHASES), *map(hours_column, CAUSES))
-"""Columns of ``runs`` that become arrays."""
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -110,12 +110,9 @@ def read_fleet(execute: Execute, keys: Sequence[str] | None, since_wall_ns: int 
     if since_wall_ns is not None:
         clauses.append("started_wall_ns >= ?")
         values.append(since_wall_ns)
-    # The window copies all columns that it passes on, so it numbers only the runs.
-    columns = ("number", "run", "started_wall_ns", "status", "gpu_hours", *TEXTS, *NUMBERS)
     execute(
-        f"CREATE TEMP TABLE chosen AS SELECT {', '.join(map(_quoted, columns))}, place FROM runs JOIN ("
-        "SELECT number, row_number() OVER (ORDER BY started_wall_ns, run) - 1 AS place "
-        f"FROM runs WHERE {' AND '.join(clauses)}) USING (number)",
+        "CREATE TEMP TABLE chosen AS SELECT number, row_number() OVER (ORDER BY started_wall_ns, run) - 1 AS place "
+        f"FROM runs WHERE {' AND '.join(clauses)}",
         values,
     )
     try:
@@ -128,19 +125,23 @@ def read_fleet(execute: Execute, keys: Sequence[str] | None, since_wall_ns: int 
 def _read(execute: Execute) -> Fleet:
     names: dict[str, Sequence[str]] = {}
     numbered: dict[str, Integers] = {}
-    for name in TEXTS:
-        numbered[name], names[name] = _numbered(execute, f"SELECT {_quoted(name)} AS text, place FROM chosen")
-    plain = execute(f"SELECT run, started_wall_ns, {', '.join(NUMBERS)} FROM chosen ORDER BY place").fetchnumpy()
+    runs = "FROM runs JOIN chosen USING (number)"
+    for columns in TEXTS:
+        own, own_names = _numbered(execute, {name: _quoted(name) for name in columns}, runs, "place")
+        numbered |= own
+        names |= own_names
+    plain = execute(f"SELECT run, started_wall_ns, {', '.join(NUMBERS)} {runs} ORDER BY place").fetchnumpy()
     rows = "FROM run_hosts h JOIN chosen c USING (number)"
     order = "(c.place * 65536 + h.position)"
-    host, names["host"] = _numbered(execute, f"SELECT h.host AS text, {order} AS place {rows}")
-    device, names["device"] = _numbered(execute, f"SELECT h.device AS text, {order} AS place {rows}")
-    gpu, names["gpu"] = _numbered(execute, f"SELECT coalesce(h.gpu_uuid, '') AS text, {order} AS place {rows}")
+    on_hosts, host_names = _numbered(
+        execute, {"host": "h.host", "device": "h.device", "gpu": "h.gpu_uuid"}, rows, order
+    )
+    names |= host_names
     hosts = execute(
         f"SELECT c.place AS run, h.position AS position, h.ranks AS ranks, h.work_ms AS work_ms {rows} ORDER BY {order}"
     ).fetchnumpy()
     counts = execute(
-        "SELECT count(*) FILTER (status IN ('running', 'unfinished')), count(*) FILTER (gpu_hours IS NULL) FROM chosen"
+        f"SELECT count(*) FILTER (status IN ('running', 'unfinished')), count(*) FILTER (gpu_hours IS NULL) {runs}"
     ).fetchall()[0]
     gpus = execute("SELECT count(DISTINCT gpu_uuid) FROM run_hosts WHERE gpu_uuid IS NOT NULL").fetchall()[0]
     return Fleet(
@@ -154,12 +155,12 @@ def _read(execute: Execute) -> Fleet:
         attributes={name: numbered[name] for name in ATTRIBUTES},
         names=names,
         host_run=_whole(hosts["run"]),
-        host=host,
+        host=on_hosts["host"],
         host_position=_whole(hosts["position"]),
         host_ranks=_whole(hosts["ranks"]),
-        host_device=device,
+        host_device=on_hosts["device"],
         host_work_ms=_filled(hosts["work_ms"]),
-        host_gpu=gpu,
+        host_gpu=on_hosts["gpu"],
         phase_of=_phases(execute, names["host"]),
         gpu_events=_events(execute),
         gpus=gpus[0],
@@ -168,15 +169,31 @@ def _read(execute: Execute) -> Fleet:
     )
 
 
-def _numbered(execute: Execute, query: str) -> tuple[Integers, list[str]]:
-    """The values of a column as numbers in the order of ``place``, and the names of these numbers."""
+def _numbered(
+    execute: Execute, columns: Mapping[str, str], rows: str, place: str
+) -> tuple[dict[str, Integers], dict[str, Sequence[str]]]:
+    """The values of text columns as numbers in the order of ``place``, and the names of these numbers.
+
+    ``columns``: expressions by name; they should depend on each other, because each combination is read once.
+    """
+    texts = ", ".join(f"coalesce({text}, '') AS {_quoted(name)}" for name, text in columns.items())
     execute(
-        "CREATE OR REPLACE TEMP TABLE named AS SELECT text, row_number() OVER (ORDER BY text) - 1 AS number "
-        f"FROM (SELECT DISTINCT text FROM ({query}))"
+        "CREATE OR REPLACE TEMP TABLE named AS SELECT *, row_number() OVER () - 1 AS combination "
+        f"FROM (SELECT DISTINCT {texts} {rows})"
     )
-    names = [row[0] or "" for row in execute("SELECT text FROM named ORDER BY number").fetchall()]
-    numbers = execute(f"SELECT number FROM ({query}) JOIN named USING (text) ORDER BY place").fetchnumpy()["number"]
-    return _whole(numbers), names
+    combinations = execute("SELECT * FROM named ORDER BY combination").fetchall()
+    own = execute(
+        f"SELECT combination FROM (SELECT {texts}, {place} AS place {rows}) "
+        f"JOIN named USING ({', '.join(map(_quoted, columns))}) ORDER BY place"
+    ).fetchnumpy()["combination"]
+    numbers: dict[str, Integers] = {}
+    names: dict[str, Sequence[str]] = {}
+    for at, name in enumerate(columns):
+        values = [row[at] for row in combinations]
+        names[name] = sorted(set(values))
+        number_of = {value: number for number, value in enumerate(names[name])}
+        numbers[name] = np.array([number_of[value] for value in values], np.int64)[_whole(own)]
+    return numbers, names
 
 
 def _phases(execute: Execute, hosts: Sequence[str]) -> dict[tuple[int, int], str]:
