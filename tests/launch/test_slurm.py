@@ -91,7 +91,7 @@ class Slurm:
         self.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=True)
         self._until(lambda: self.run(["sinfo", "-h", "-n", node, "-o", "%T"]).stdout.split() == ["idle"])
 
-    def said(self) -> str:
+    def logs(self) -> str:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in self.folder.rglob("*.log"))
 
     def _start(self, program: str, *words: str) -> None:
@@ -102,7 +102,7 @@ class Slurm:
     def _until(self, what: Any) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not what():
-            assert time.monotonic() < deadline, self.said()
+            assert time.monotonic() < deadline, self.logs()
             time.sleep(0.1)
 
 
@@ -282,7 +282,7 @@ def test_a_prolog_keeps_jobs_off_an_unfit_node(start_slurm: Callable[[str], Slur
     script = '#!/bin/sh\necho "$SLURM_JOB_NODELIST $SLURM_RESTART_COUNT"\n'
     submit = ["sbatch", "--wait", "--nodes=1", f"--output={tmp_path}/job.log"]
     done = slurm.run(submit, input=script, timeout=150)
-    assert done.returncode == 0, done.stderr + slurm.said()
+    assert done.returncode == 0, done.stderr + slurm.logs()
     assert (tmp_path / "job.log").read_text() == "n1 1\n"
     nodes = slurm.run(["sinfo", "-h", "-N", "-o", "%N %T %E"]).stdout.splitlines()
     why = "n0 is unfit: its CPU quota of 0.5 CPUs is used up 90% of the time."
@@ -292,10 +292,10 @@ def test_a_prolog_keeps_jobs_off_an_unfit_node(start_slurm: Callable[[str], Slur
     # srun waits for its nodes itself: it fails.
     slurm.resume("n0")
     done = slurm.run(["srun", "-w", "n0", "true"])
-    assert (done.returncode, done.stderr.splitlines()[0]) == (1, "srun: Prolog failure on node n0"), slurm.said()
+    assert (done.returncode, done.stderr.splitlines()[0]) == (1, "srun: Prolog failure on node n0"), slurm.logs()
 
     # A check that is not installed keeps no job from starting.
     check.unlink()
     slurm.resume("n0")
     done = slurm.run(["srun", "-w", "n0", "true"])
-    assert done.returncode == 0, done.stderr + slurm.said()
+    assert done.returncode == 0, done.stderr + slurm.logs()
