@@ -56,8 +56,9 @@ class Picture:
 
 
 def _to_the_map(page: Page) -> None:
-    page.get_by_role("region", name="Ranks and steps").scroll_into_view_if_needed()
-    page.evaluate("scrollTo(0, document.querySelector('.plot').getBoundingClientRect().top + scrollY - 120)")
+    map_of_ranks = page.get_by_role("region", name="Ranks and steps")
+    map_of_ranks.scroll_into_view_if_needed()
+    map_of_ranks.evaluate("(region) => scrollTo(0, region.getBoundingClientRect().top + scrollY - 90)")
 
 
 PICTURES = (
