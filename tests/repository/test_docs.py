@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import os
 import re
@@ -177,6 +178,19 @@ def test_every_command_is_in_the_tour(root: Path) -> None:
     assert [
         name for name in COMMANDS if not re.search(rf"^(?:STEPSCOPE=0 )?stepscope {name}\b", tour, re.MULTILINE)
     ] == []
+
+
+# ── pictures ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_picture_of_the_terminal_has_the_labels_of_today(root: Path) -> None:
+    """Draw it again with ``bench/terminal_picture.py`` when the view has changed."""
+    drawn = (root / "docs/images/terminal.svg").read_text()
+    begins = [html.unescape(text).replace("\xa0", " ") for text in re.findall(r'<text[^>]* x="0"[^>]*>([^<]*)', drawn)]
+    labels = {text.strip() for text in begins if re.fullmatch(r" *[a-z]+(?: [a-z]+)? +", text)}
+    view = "".join(path.read_text() for path in (root / "src/stepscope/terminal").glob("*.py"))
+    assert {"to do", "step", "machine"} <= labels
+    assert [label for label in sorted(labels) if f'"{label}"' not in view] == []
 
 
 # ── commands ────────────────────────────────────────────────────────────────────────────────────────────────────────
