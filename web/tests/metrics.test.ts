@@ -3,13 +3,17 @@ import { findingOf } from "./documents-made";
 import { stepsOf } from "./steps-sample";
 
 vi.mock("../src/ui/theme", () => ({ theme: { value: "light" }, token: (name: string) => name }));
-const { lostSince, metricTable, metricWords, numberText, paceOf } = await import("../src/panels/metrics");
+const { axisText, lostSince, metricTable, metricWords, numberText, paceOf } = await import("../src/panels/metrics");
 
 test("a metric in words and as a table; small numbers keep their digits", () => {
   const rate = { name: "lr", step: [0, 4], value: [0.0003, 1.25e-7] };
   expect(metricWords(rate)).toBe("lr over 2 points: first 0.0003, last 1.25e-7");
   expect(metricTable([rate]).rows).toEqual([["lr", 0, 0.0003], ["lr", 4, 1.25e-7]]);
   expect([numberText(1234.567), numberText(-45678), numberText(3e12), numberText(Number.NaN)]).toEqual(["1,235", "-45,680", "3000000000000", "–"]);
+});
+
+test("a label of an axis is short enough for its margin", () => {
+  expect([0, 0.0001, 0.00023, 0.000235, 24, -45678, 1_200_000].map(axisText)).toEqual(["0", "0.0001", "0.00023", "2.35e-4", "24", "-45,680", "1.2e+6"]);
 });
 
 test("the pace is from one start to the next", () => {

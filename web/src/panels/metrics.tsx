@@ -85,7 +85,7 @@ export function paceOf(steps: StepsDocument): Metric {
 const PACE_POINTS = 40;
 
 function metricChart({ name, step, value }: Metric): Chart {
-  return { options: { series: [{ label: "step" }, lineSeries(name, 0)], axes: [{}, { values: (_plot, ticks) => ticks.map((at) => (at === null ? "" : numberText(at))) }] }, data: [step, value] };
+  return { options: { series: [{ label: "step" }, lineSeries(name, 0)], axes: [{}, { values: (_plot, ticks) => ticks.map((at) => (at === null ? "" : axisText(at))) }] }, data: [step, value] };
 }
 
 /** Accessible description. */
@@ -96,6 +96,15 @@ export function metricWords({ name, step, value }: Metric): string {
 export function metricTable(metrics: readonly Metric[]): Csv {
   return { columns: ["name", "step", "value"], rows: metrics.flatMap(({ name, step, value }) => step.map((at, place) => [name, at, value[place] ?? null])) };
 }
+
+/** A label that fits beside an axis: with an exponent if it would be cut off. */
+export function axisText(value: number): string {
+  const text = numberText(value);
+  return Number.isFinite(value) && text.length > AXIS_LETTERS ? Number(value.toPrecision(4)).toExponential() : text;
+}
+
+/** In the narrower margin of `axisLeft`. */
+const AXIS_LETTERS = 7;
 
 /** Four digits, whatever the size: a learning rate is small. */
 export function numberText(value: number): string {

@@ -9,7 +9,7 @@ import type { MetricsDocument } from "../api/documents";
 import type { Source } from "../api/source";
 import { lineLook, lineSeries } from "../charts/curves";
 import { Plot, type Chart } from "../charts/plot";
-import { numberText } from "../panels/metrics";
+import { axisText, numberText } from "../panels/metrics";
 import { letterOf } from "../run/compare";
 import { BINS } from "../run/steps";
 import { Card } from "../ui/card";
@@ -79,7 +79,7 @@ function chart(overlay: Overlay): Chart {
   return {
     options: {
       series: [{ label: "step" }, ...overlay.lines.map(({ at }) => ({ ...lineSeries(letterOf(at), at), spanGaps: true }))],
-      axes: [{}, { values: (_plot, ticks) => ticks.map((value) => (value === null ? "" : numberText(value))) }],
+      axes: [{}, { values: (_plot, ticks) => ticks.map((value) => (value === null ? "" : axisText(value))) }],
     },
     data: uPlot.join(overlay.lines.map(({ step, value }) => [step, value])),
   };
