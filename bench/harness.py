@@ -7,6 +7,7 @@ over repeats of (tool − bare) within the repeat, so that slow spells of the ma
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ class Tool:
 
     def running_bytes(self, work: Path) -> int:
         """Step data on disk at this moment."""
-        return _bytes_of(work.rglob("*"))
+        return _bytes_below(work)
 
     def sealed_bytes(self, work: Path) -> int:
         """Step data on disk when all is over."""
@@ -100,10 +101,10 @@ class StepscopeTool(Tool):
         return [self.python, "-m", "stepscope", "run", "--dir", str(work), *script]
 
     def running_bytes(self, work: Path) -> int:
-        return _bytes_of(work.rglob("steps/*"))
+        return _bytes_below(work, lambda file: file.parent.name == "steps")
 
     def sealed_bytes(self, work: Path) -> int:
-        return _bytes_of(work.rglob("steps.parquet"))
+        return _bytes_below(work, lambda file: file.name == "steps.parquet")
 
 
 class TraceMLTool(Tool):
@@ -192,7 +193,7 @@ def _run_once(tool: Tool, workload: str, args: argparse.Namespace, device: str) 
         row |= watch.beside(int(out.with_suffix(".pid").read_text()))
         row["disk_running_b"] = running_bytes / steps
         row["disk_sealed_b"] = tool.sealed_bytes(data) / steps
-        row["disk_total_b"] = _bytes_of(data.rglob("*")) / steps
+        row["disk_total_b"] = _bytes_below(data) / steps
         row["total_s"] = (time.monotonic_ns() - launched_ns) / 1e9
         row["exit_code"] = process.returncode
         return row
@@ -278,14 +279,15 @@ def save(path: Path, tools: Sequence[Tool], results: dict[str, dict[str, list[Ro
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _bytes_of(paths: Any) -> int:
+def _bytes_below(folder: Path, counts: Callable[[Path], bool] = lambda file: True) -> int:
+    """The size of all files below ``folder`` that count; files and folders may go away meanwhile."""
     total = 0
-    for path in paths:
-        try:
-            if path.is_file():
-                total += path.stat().st_size
-        except OSError:
-            continue  # it went away between the listing and the look
+    # Not rglob(), which raises if a folder goes away while it is read; walk() leaves the folder out.
+    for where, _, names in os.walk(folder):
+        for path in (Path(where, name) for name in names):
+            with contextlib.suppress(OSError):
+                if counts(path):
+                    total += path.stat().st_size
     return total
 
 

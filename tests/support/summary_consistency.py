@@ -9,6 +9,7 @@ against them.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -34,7 +35,8 @@ TIME = r"(\d[\d,.]*) (µs|ms|s)\b"
 def check_summaries(folder: Path) -> list[str]:
     """Contradictions in all summaries below the folder; one that is being written is left for the next look."""
     found = []
-    for path in sorted(folder.rglob("summary.json")):
+    # Not rglob(), which raises if a folder goes away while it is read.
+    for path in sorted(Path(where, "summary.json") for where, _, names in os.walk(folder) if "summary.json" in names):
         try:
             summary = json.loads(path.read_text())
             text = path.with_suffix(".txt").read_text()

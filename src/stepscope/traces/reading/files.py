@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -171,9 +172,11 @@ def _describes_capture(file: Path) -> bool:
 
 def _below(folder: Path) -> list[Path]:
     try:
-        return [file for file in folder.rglob("*") if file.name.endswith(ENDINGS)]
+        os.scandir(folder).close()
     except OSError as error:
         raise TraceError(f"{folder}: {error.strerror or error}") from None
+    # Not rglob(), which raises if a folder goes away while it is read, as in a folder that is watched.
+    return [Path(where, name) for where, _, names in os.walk(folder) for name in names if name.endswith(ENDINGS)]
 
 
 def may_be_trace(path: Path) -> bool:
