@@ -11,7 +11,7 @@ import pytest
 from fakes.cluster import ANCHOR_WALL_NS, Cluster, Death
 
 from stepscope.goodput.restart_advice import DECISIONS, EXIT_CODES, REPETITIONS, AttemptEnd, advise
-from stepscope.records.hang import Culprit, HangRecord, RankThere
+from stepscope.records.hang import Culprit, Frame, HangRecord, RankThere
 from stepscope.records.series import RankError, RunData
 
 SECOND = 10**9
@@ -77,14 +77,26 @@ def interrupted(code: int, message: str = "") -> RunData:
     return replace(run, meta={**run.meta, "end": end}, errors=errors)
 
 
-def hung(kind: Any, *, state: str = "S", culprits: tuple[int, ...] = (2,)) -> RunData:
+def hung(kind: Any, *, state: str = "S", culprits: tuple[int, ...] = (2,), idle: bool = False) -> RunData:
+    at, cpu_share = (Frame(file="train.py", line=27, function="train"), 0.0) if idle else (None, None)
     hang = HangRecord(
         number=1, host="node0", kind=kind, title="It hangs.", declared_wall_ns=ANCHOR_WALL_NS, over="aborted",
         stopped_wall_ns=ANCHOR_WALL_NS + SECOND, threshold_s=10.0,
         culprits=tuple(Culprit(rank=rank, reason="sleeps") for rank in culprits),
-        ranks=tuple(RankThere(rank=rank, pid=rank, process_state=state) for rank in culprits),
+        ranks=tuple(RankThere(rank=r, pid=r, process_state=state, at=at, cpu_share=cpu_share) for r in culprits),
     )  # fmt: skip
     return failed(None, hangs=(hang,))
+
+
+def hung_and_interrupted(code: int, *, declared_s: float, message: str = "", signal_s: float = 0.0) -> RunData:
+    """A rank skipped a collective; the job was ended 300 s after it began."""
+    run = hung("hang_missing_collective")
+    (hang,) = run.hangs
+    hang = replace(hang, declared_wall_ns=ANCHOR_WALL_NS + round(declared_s * SECOND), over="ended")
+    end = {"status": "interrupted", "exit_code": code, "wall_ns": ANCHOR_WALL_NS + 300 * SECOND}
+    wall_ns = ANCHOR_WALL_NS + round(signal_s * SECOND)
+    errors = (RankError(rank=None, pid=1, type="SignalException", message=message, wall_ns=wall_ns),) if message else ()
+    return replace(run, hangs=(hang,), meta={**run.meta, "end": end}, errors=errors)
 
 
 def with_nodes(run: RunData, *, silent_s: float = 0.0, events: tuple[dict[str, Any], ...] = ()) -> RunData:
@@ -170,6 +182,16 @@ DEATHS: dict[str, Callable[[], RunData]] = {
     "preemption of torchrun": lambda: interrupted(1, "Process 7 got signal: 15"),
     "Ctrl-C": lambda: interrupted(130),
     "hang: a rank skipped a collective": lambda: hung("hang_missing_collective"),
+    "hang: a rank waits for a lock": lambda: hung("hang_missing_collective", idle=True),
+    "hang, then SIGTERM": lambda: hung_and_interrupted(143, declared_s=20),
+    "hang, then SIGTERM to torchrun": lambda: hung_and_interrupted(
+        1, declared_s=20, message="Process 7 got signal: 15", signal_s=90
+    ),
+    "hang, then Ctrl-C": lambda: hung_and_interrupted(130, declared_s=20),
+    "SIGTERM, then ranks wait for a checkpoint": lambda: hung_and_interrupted(143, declared_s=290),
+    "SIGTERM to torchrun, then ranks wait": lambda: hung_and_interrupted(
+        1, declared_s=120, message="Process 7 got signal: 15", signal_s=90
+    ),
     "hang: cause unknown": lambda: hung("hang_unknown", culprits=()),
     "hang: a rank waits for its disk": lambda: hung("hang_host", state="D"),
     "hang: the device": lambda: hung("hang_device"),

@@ -69,6 +69,10 @@ DECISIONS: Mapping[str, tuple[Decision, str]] = {
         "stop",
         "Ranks disagree about a collective: a branch in the code that not all of them take.",
     ),
+    "blocked_rank": (
+        "restart",
+        "A rank waited for something outside the collectives, such as a thread, a lock or a server; see its line.",
+    ),
     "blocked_host": ("restart_without_host", "One rank blocks the job from outside its Python code."),
     "hang": ("restart", "The job hung without a rank or line that is to blame."),
     "communication_error": ("restart", "Communication failed, and no rank failed before it."),
@@ -123,6 +127,8 @@ NCCL_WATCHDOG = re.compile(
 )
 DISAGREEMENTS = ("hang_missing_collective", "hang_mismatch", "hang_deadlock")
 BLOCKED = ("hang_device", "rank_lost")
+IDLE = 0.1
+"""Share of a core that a process uses at most while it waits."""
 BLOCKED_STATES = ("D", "T")
 """Of a process that waits for a disk or a device, or was stopped: not the work of its Python code."""
 
@@ -301,7 +307,7 @@ def _cause(
     if status == "finished":
         return _finished(attempt, lead, ended, expected_steps)
     if status == "interrupted" and (lead is None or lead.victim or not lead.type or lead.type in STOPPED):
-        return _interrupted(run, attempt, code, ended)
+        return _interrupted(run, attempt, lead, code, ended)
     hang = _hang(run, attempt, lead)
     if hang is not None and (lead is None or not lead.type or lead.victim or lead.taken or lead.signal == "SIGABRT"):
         return hang
@@ -317,6 +323,8 @@ def _cause(
 
 
 STOPPED = ("KeyboardInterrupt", "SignalException")
+GRACE_S = 120.0
+"""Schedulers kill a job that still runs so long after SIGTERM, or sooner."""
 
 
 def _finished(
@@ -339,14 +347,35 @@ def _finished(
     return "finished", ended, ""
 
 
-def _interrupted(run: RunData, attempt: Attempt, code: object, ended: Evidence) -> tuple[str, Evidence, str | None]:
+def _interrupted(
+    run: RunData, attempt: Attempt, lead: Failure | None, code: object, ended: Evidence
+) -> tuple[str, Evidence, str | None]:
     texts = [error.message for error in attempt.errors if error.type == "SignalException"]
     by_hand = code == 130 or any(error.type == "KeyboardInterrupt" for error in attempt.errors)
     by_hand = by_hand or any("signal: 2" in text for text in texts)
     termed = code == 143 or any("signal: 15" in text for text in texts)
     slurm = run.meta.get("slurm")
     where: Evidence = (("run.json", f"Slurm job {slurm.get('job')}"),) if isinstance(slurm, Mapping) else ()
-    return ("stopped_by_hand" if by_hand and not termed else "preempted"), (*ended, *where), ""
+    if by_hand and not termed:
+        return "stopped_by_hand", (*ended, *where), ""
+    hang = _hang(run, attempt, lead)
+    if hang is not None and _hung_before_the_end(run, attempt):
+        cause, evidence, host = hang
+        return cause, (*evidence, *ended), host
+    return "preempted", (*ended, *where), ""
+
+
+def _hung_before_the_end(run: RunData, attempt: Attempt) -> bool:
+    """Whether the job hung before it was asked to end; ranks that wait while one saves a checkpoint do not hang."""
+    signals = [error.wall_ns for error in attempt.errors if error.type in STOPPED and error.wall_ns]
+    signaled_ns = min(signals, default=None)
+    if signaled_ns is None:
+        end = run.meta.get("end")
+        ended_ns = end.get("wall_ns") if isinstance(end, Mapping) else None
+        if type(ended_ns) is not int:
+            return False
+        signaled_ns = ended_ns - round(GRACE_S * 1e9)
+    return any(hang.declared_wall_ns < signaled_ns for hang in _hangs_of(run, attempt))
 
 
 def _cause_of(
@@ -418,9 +447,21 @@ def _hang(run: RunData, attempt: Attempt, lead: Failure | None) -> tuple[str, Ev
     blocked = any(there.rank in culprits and there.process_state[:1] in BLOCKED_STATES for there in hang.ranks)
     if hang.kind in BLOCKED or blocked:
         return "blocked_host", evidence, host
+    if hang.kind == "hang_missing_collective" and culprits and culprits <= _idle_ranks(hang):
+        return "blocked_rank", evidence, host
     if hang.kind in DISAGREEMENTS and not hang.undecidable:
         return "collective_mismatch", evidence, host
     return "hang", evidence, host
+
+
+def _idle_ranks(hang: HangRecord) -> set[int]:
+    """Those that slept at a line of their own code, outside all collectives."""
+    return {
+        there.rank
+        for there in hang.ranks
+        if there.alive and there.process_state[:1] == "S" and there.at is not None and there.waiting_in is None
+        and there.cpu_share is not None and there.cpu_share < IDLE
+    }  # fmt: skip
 
 
 def _hangs_of(run: RunData, attempt: Attempt) -> list[HangRecord]:
