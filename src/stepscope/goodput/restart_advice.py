@@ -53,7 +53,7 @@ DECISIONS: Mapping[str, tuple[Decision, str]] = {
         "The script ended with exit code 0 before its training was complete; it would end there again.",
     ),
     "stopped_by_hand": ("stop", "A person stopped it."),
-    "preempted": ("restart", "It was asked to end (SIGTERM), as a scheduler does; nothing is wrong with the job."),
+    "preempted": ("restart", "It was asked to end (SIGTERM), as a scheduler does."),
     "node_lost": ("restart_without_host", "The node stopped responding."),
     "device_error": ("restart_without_host", "The device reported a hardware error."),
     "disk_full": ("stop", "The disk, or the user's quota, is full; free space first."),
