@@ -366,5 +366,6 @@ def test_runs_on_a_machine_that_others_used_are_assumed_to_differ() -> None:
     found = compare_inputs([base], replace(slow, findings=[shared]))
     assert found["verdict"] == "cannot_tell"
     assert found["notices"][-1] == (
-        "Other processes used much of the machine of slow, so equal runs are assumed to differ by 8% at least."
+        "Other processes used much of the machine of slow, so equal runs are assumed to differ by 8% at least, "
+        "unless several baselines show otherwise."
     )

@@ -225,7 +225,7 @@ def _notices(inputs: Sequence[Input], judgment: Judgment) -> list[str]:
     if crowded := _crowded(inputs):
         found.append(
             f"Other processes used much of the machine of {' and '.join(crowded)}, so equal runs are assumed to differ "
-            f"by {percent_text(ASSUMED_AT_MOST, signed=False)} at least."
+            f"by {percent_text(ASSUMED_AT_MOST, signed=False)} at least, unless several baselines show otherwise."
         )
     if judgment.ordinary and any(judgment.unusual):
         parts = [

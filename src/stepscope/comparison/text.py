@@ -18,7 +18,6 @@ from stepscope.records.text import (
     printable,
     printable_document,
     share_text,
-    span_texts,
 )
 from stepscope.reports.layout import MARKS, NARROWEST, Page, cut
 from stepscope.reports.page.documents import (
@@ -53,6 +52,8 @@ LINES_SHOWN = 12
 NAME_COLUMNS, TIME_COLUMNS = 14, 11
 WORTH_SHOWING = 0.002
 """Share of the step from which a phase is listed."""
+NO_SPREAD = 0.00005
+"""A smaller spread would be printed as 0.00%."""
 
 
 # -- sentences that all forms share -----------------------------------------------------------------------------------
@@ -140,7 +141,9 @@ def _basis(document: Document) -> str:
     how = "compared by number" if steps["by_number"] else "compared by their means"
     spread = percent_text(noise["between"], signed=False)
     count = len(document["baselines"])
-    if noise["between_from"] == "baselines":
+    if noise["between_from"] == "baselines" and noise["between"] < NO_SPREAD:
+        runs = f"{count} baselines differ by no more than the unevenness of their steps explains"
+    elif noise["between_from"] == "baselines":
         runs = f"runs of this job differ by about {spread}, as {count} baselines show"
     else:
         runs = f"runs of this job are assumed to differ by about {spread}, as there is one baseline"
@@ -150,11 +153,10 @@ def _basis(document: Document) -> str:
 def _memory(document: Document) -> Iterator[str]:
     for name, row in document["memory"].items():
         if name != "rss_peak" or "own_peak" not in document["memory"]:
-            first, last = span_texts(row["before"], row["after"])
-            if row["before"] == row["after"]:
-                yield f"{MEMORY_WORDS[name]} {bytes_text(row['before'])}"
-            else:
-                yield f"{MEMORY_WORDS[name]} {first} → {last} ({percent_text(row['change'])})"
+            first, last = bytes_text(row["before"]), bytes_text(row["after"])
+            sizes = first if first == last else f"{first} → {last}"
+            change = "" if row["before"] == row["after"] else f" ({percent_text(row['change'])})"
+            yield f"{MEMORY_WORDS[name]} {sizes}{change}"
 
 
 def _exchanges(document: Document) -> Iterator[str]:
