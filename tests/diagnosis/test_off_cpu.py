@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -247,3 +249,27 @@ def test_healthy_runs_have_no_cause() -> None:
         process = {"disk_wait": some, "major_faults_ps": some, "children_disk_wait": 0.3, "swapped": 4 << 20}
         for found in diagnose(with_samples(Cluster(ranks=4, steps=150, seed=seed, tail=0.01), process=process)):
             assert "cause" not in found.evidence
+
+
+def conversions(ranks: int) -> int:
+    """How often rules make an array of the samples of all ranks."""
+    run = with_samples(Cluster(ranks=ranks, steps=100, faults=(slow_at(3, "forward", 18.0),)), rss_mb=100.0)
+    made = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal made
+        code = frame.f_code
+        made += event == "call" and code.co_name == "of" and code.co_filename.endswith("/readings.py")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        diagnose(run)
+    finally:
+        sys.setprofile(before)
+    return made
+
+
+def test_samples_are_not_read_again_for_every_rank() -> None:
+    """A thousand ranks took a minute instead of two seconds."""
+    assert 0 < conversions(40) == conversions(8)

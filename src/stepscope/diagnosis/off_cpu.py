@@ -122,9 +122,19 @@ class _Seen:
         ends = self.ranks.of("wall_ns")
         return ends - thresholds.OFF_CPU_SAMPLE_NS, ends
 
+    def _by_key(self, key: str) -> Floats:
+        """[R, T]; made once, since ``mean`` is called for every rank."""
+        if key not in self._made:
+            self._made[key] = self.ranks.of(key)
+        return self._made[key]
+
+    @cached_property
+    def _made(self) -> dict[str, Floats]:
+        return {}
+
     def mean(self, key: str, row: int, periods: Sequence[tuple[float, float]]) -> float:
         """Over some time of a rank, by how much of it each sample describes; nan if that is too little."""
-        values = self.ranks.of(key)[row]
+        values = self._by_key(key)[row]
         begins, ends = (bound[row] for bound in self._weights)
         inside = sum(
             (np.clip(np.minimum(ends, stop) - np.maximum(begins, start), 0.0, None) for start, stop in periods),

@@ -7,15 +7,13 @@ excess if the rank waited no more than its peers tells the two apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.readings import process_readings
-from stepscope.diagnosis.engine.view import View
+from stepscope.diagnosis.engine.view import View, computed_once
 from stepscope.judge import thresholds
 from stepscope.judge.statistics import local_median, longest, median_rank, shortest
 
@@ -30,7 +28,7 @@ def waited_ns(view: View) -> Floats | None:
     What a sample says of the second before it is divided among the steps of that second by their work: a rank that
     waits for its peers wants no processor.
     """
-    return _once(view, "processor_wait_ns", _waited_ns)
+    return computed_once(view, "processor_wait_ns", _waited_ns)
 
 
 def without_waiting(view: View) -> View | None:
@@ -40,17 +38,7 @@ def without_waiting(view: View) -> View | None:
     single steps vary by as much.  Their sum is exact: in recordings under all kinds of load it is within a few percent
     of what the same job takes alone.
     """
-    return _once(view, "without_waiting", _without_waiting)
-
-
-T = TypeVar("T")
-
-
-def _once(view: View, name: str, compute: Callable[[View], T]) -> T:
-    """Keep a result with the view, like its cached properties: several rules need it."""
-    if name not in vars(view):
-        vars(view)[name] = compute(view)
-    return cast("T", vars(view)[name])
+    return computed_once(view, "without_waiting", _without_waiting)
 
 
 def _waited_ns(view: View) -> Floats | None:

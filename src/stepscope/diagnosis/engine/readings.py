@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.samples import LARGEST, number
-from stepscope.diagnosis.engine.view import View
+from stepscope.diagnosis.engine.view import View, computed_once
 from stepscope.diagnosis.engine.window import Window
 from stepscope.judge import thresholds
 from stepscope.records.identity import RankIdentity
@@ -558,8 +558,7 @@ class Readings:
 def host_readings(view: View) -> tuple[list[str], Readings]:
     """The hosts of the ranks, in the order of ranks."""
     hosts = list(dict.fromkeys(view.hosts))
-    columns = _columns(view.window.lines.get("host", ()), SAMPLE_KEYS["host"])
-    keys, which = _distinct(columns, "node")
+    columns, keys, which = computed_once(view.window, "host_samples", _host_samples)
     readings = _readings(columns, which, keys, {(host,): index for index, host in enumerate(hosts)})
     rows_of: dict[object, list[int]] = {}
     for row, name in enumerate(view.hosts):
@@ -596,8 +595,11 @@ def probe_samples(view: View) -> ProbeSamples:
 
 def process_readings(view: View) -> Readings:
     """One row for each rank of the view."""
-    columns = _columns(view.window.lines.get("process", ()), SAMPLE_KEYS["process"])
-    keys, which = _distinct(columns, "node", "pid")
+    return computed_once(view, "process_readings", _process_readings)
+
+
+def _process_readings(view: View) -> Readings:
+    columns, keys, which = computed_once(view.window, "process_samples", _process_samples)
     ranks = [(identity.host, identity.pid) for identity in _identities(view)]
     same = Counter(ranks)  # in containers with equal host names, two ranks may have the same process id
     rows = {rank: row for row, rank in enumerate(ranks) if same[rank] == 1}
@@ -681,6 +683,20 @@ def last_of_rows(values: Floats) -> Floats:
     for column in values.T:
         out = np.where(np.isnan(column), out, column)
     return out
+
+
+Samples = tuple[Columns, list[Key], NDArray[np.intp]]
+"""Columns, the distinct sources of their lines, and which of these each line has."""
+
+
+def _host_samples(window: Window) -> Samples:
+    columns = _columns(window.lines.get("host", ()), SAMPLE_KEYS["host"])
+    return columns, *_distinct(columns, "node")
+
+
+def _process_samples(window: Window) -> Samples:
+    columns = _columns(window.lines.get("process", ()), SAMPLE_KEYS["process"])
+    return columns, *_distinct(columns, "node", "pid")
 
 
 def _identities(view: View) -> list[RankIdentity]:

@@ -10,9 +10,10 @@ waiting was measured.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ __all__ = [
     "TimeShare",
     "View",
     "clock_of",
+    "computed_once",
     "cost_of",
     "epoch_starts",
     "host_excess_ns",
@@ -46,6 +48,17 @@ __all__ = [
     "waits_for_host",
     "where_stopped",
 ]
+
+
+T = TypeVar("T")
+Owner = TypeVar("Owner", "View", Window)
+
+
+def computed_once(owner: Owner, name: str, compute: Callable[[Owner], T]) -> T:
+    """Keep a result with a view or a window, like its cached properties: several rules need it."""
+    if name not in vars(owner):
+        vars(owner)[name] = compute(owner)
+    return cast("T", vars(owner)[name])
 
 
 # -- view -------------------------------------------------------------------------------------------------------------
