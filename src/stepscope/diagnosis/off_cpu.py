@@ -132,19 +132,19 @@ class _Seen:
     def _made(self) -> dict[str, Floats]:
         return {}
 
-    def mean(self, key: str, row: int, periods: Sequence[tuple[float, float]]) -> float:
-        """Over some time of a rank, by how much of it each sample describes; nan if that is too little."""
-        values = self._by_key(key)[row]
-        begins, ends = (bound[row] for bound in self._weights)
-        inside = sum(
-            (np.clip(np.minimum(ends, stop) - np.maximum(begins, start), 0.0, None) for start, stop in periods),
-            np.zeros(len(values)),
-        )
+    def means(self, key: str, rows: NDArray[np.intp], periods: Sequence[tuple[Floats, Floats]]) -> Floats:
+        """By row, over some time (begins and ends by row), by how much of it each sample describes; nan if that is too
+        little."""
+        values = self._by_key(key)[rows]
+        begins, ends = (bounds[rows] for bounds in self._weights)
+        inside = np.zeros(values.shape)
+        for start, stop in periods:
+            inside += np.clip(np.minimum(ends, stop[:, None]) - np.maximum(begins, start[:, None]), 0.0, None)
         inside = np.where(np.isnan(values) | np.isnan(inside), 0.0, inside)
-        total = float(inside.sum())
-        if total < thresholds.OFF_CPU_SECONDS * 1e9:
-            return float("nan")
-        return float(np.nan_to_num(values) @ inside) / total
+        total = inside.sum(axis=1)
+        enough = total >= thresholds.OFF_CPU_SECONDS * 1e9
+        sums = (np.nan_to_num(values) * inside).sum(axis=1)
+        return np.where(enough, sums / np.where(enough, total, 1.0), np.nan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,37 +281,35 @@ class _Part:
         work_ns = np.nan_to_num(view.work_ns[self.rows, self.at]).sum(axis=1)
         return int(self.rows[int(work_ns.argmax())])
 
-    def _period(self, row: int, at: slice) -> tuple[float, float]:
+    def _periods(self, rows: NDArray[np.intp], at: slice) -> tuple[Floats, Floats]:
+        """When some steps of ranks began and ended."""
         view = self.seen.view
-        ends = view.window.end_wall_ns[view.rows[row]][view.columns][at]
-        begins = ends - view.wall_ns[row, at]
-        if np.isnan(ends).all():
-            return (np.nan, np.nan)
-        return float(np.nanmin(begins)), float(np.nanmax(ends))
+        ends = view.window.end_wall_ns[np.asarray(view.rows)[rows]][:, view.columns][:, at]
+        begins = ends - view.wall_ns[rows, at]
+        return (
+            np.fmin.reduce(begins, axis=1, initial=np.nan),
+            np.fmax.reduce(ends, axis=1, initial=np.nan),
+        )
 
     @cached_property
     def _period_ns(self) -> float:
-        start, stop = self._period(self._worst, self.at)
-        return stop - start
+        (start,), (stop,) = self._periods(np.array([self._worst]), self.at)
+        return float(stop - start)
 
     def _own(self, key: str) -> float:
         """Of the worst late rank; of the median rank if all are alike."""
-        rows = [self._worst] if self.late else self.rows.tolist()
-        return _median([self.seen.mean(key, row, [self._period(row, self.at)]) for row in rows])
+        rows = np.array([self._worst]) if self.late else self.rows
+        return _median(self.seen.means(key, rows, [self._periods(rows, self.at)]))
 
     def _usual(self, key: str) -> float:
         """Of the peers of late ranks in the same steps; of all ranks outside of these steps, if there is enough."""
         view = self.seen.view
         if self.late:
             peers = np.setdiff1d(np.flatnonzero(view.groups == view.groups[self._worst]), self.rows)
-            return _median([self.seen.mean(key, row, [self._period(row, self.at)]) for row in peers.tolist()])
-        outside = [slice(0, self.at.start), slice(self.at.stop, len(view.steps))]
-        usual = _median(
-            [
-                self.seen.mean(key, row, [self._period(row, at) for at in outside if at.stop > at.start])
-                for row in self.rows.tolist()
-            ]
-        )
+            return _median(self.seen.means(key, peers, [self._periods(peers, self.at)]))
+        outside = (slice(0, self.at.start), slice(self.at.stop, len(view.steps)))
+        periods = [self._periods(self.rows, at) for at in outside if at.stop > at.start]
+        usual = _median(self.seen.means(key, self.rows, periods))
         return 0.0 if np.isnan(usual) else usual
 
     def _more(self, key: str, *, rate: bool = False, unknown: float = float("nan")) -> float:
@@ -324,6 +322,6 @@ class _Part:
         return more * self._period_ns / (1e9 if rate else 1.0)
 
 
-def _median(values: Sequence[float]) -> float:
-    known = [value for value in values if not np.isnan(value)]
-    return float(np.median(known)) if known else float("nan")
+def _median(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else float("nan")

@@ -409,7 +409,7 @@ def _cpu_of(view: View, hosts: list[str], readings: Readings) -> _Cpu:
         running=row_medians(readings.of("procs_running")),
         load=row_medians(readings.of("load1")),
         pressure=row_medians(readings.of("cpu_pressure")),
-        ranks=np.array([view.hosts.count(host) for host in hosts], np.float64),
+        ranks=np.bincount(_host_of_rows(view, hosts), minlength=len(hosts)).astype(np.float64),
     )
 
 
@@ -703,7 +703,14 @@ def _in_their_steps(view: View, readings: Readings) -> _Ranks:
 
 def _hosts_with(view: View, hosts: list[str], having: Bools) -> Bools:
     """[H]; the hosts of which all ranks have it."""
-    return np.array([bool(having[np.array(view.hosts) == host].all()) for host in hosts], np.bool_)
+    rows_without = np.bincount(_host_of_rows(view, hosts)[~having], minlength=len(hosts))
+    return np.equal(rows_without, 0)
+
+
+def _host_of_rows(view: View, hosts: list[str]) -> NDArray[np.intp]:
+    """[R]; which of the hosts each rank is on."""
+    numbers = {host: number for number, host in enumerate(hosts)}
+    return np.array([numbers[host] for host in view.hosts], np.intp)
 
 
 def _limited_hosts(view: View, hosts: list[str], ranks: _Ranks) -> Bools:
