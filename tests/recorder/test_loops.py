@@ -201,6 +201,16 @@ def test_forward_called_by_name_can_still_be_scripted(recording: Recording) -> N
     assert torch.equal(scripted(x), model(x))
 
 
+def test_a_scripted_model_is_timed(recording: Recording) -> None:
+    model: Any = torch.jit.script(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, _ in batches(8):
+        model(x).sum().backward()
+        optimizer.step()
+    assert (recording.steps()["forwards"][4:] == 1).all()
+    assert (recording.phase("forward")[4:] > 0).all()
+
+
 def test_another_model_later_is_found_again(recording: Recording) -> None:
     first, second = Net(), nn.Bilinear(8, 8, 3)
     for model, call in ((first, first), (second, lambda x: second(x, x))):

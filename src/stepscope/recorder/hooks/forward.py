@@ -393,8 +393,8 @@ def _is_free(phase: int) -> bool:
 def _wrapped_by(module: Any) -> Iterator[Any]:
     """The models inside DDP, ``torch.compile`` and other wrappers, outermost first."""
     for _ in range(MAX_WRAPPERS):
-        children = module._modules
-        module = next((children[name] for name in INSIDE if children.get(name) is not None), None)
+        children = module._modules  # of a scripted module: an object that has no ``get``
+        module = next((children[name] for name in INSIDE if name in children and children[name] is not None), None)
         if module is None:
             return
         yield module
