@@ -38,8 +38,8 @@ PUBLIC_READY := $(VENV)/.public-ready
 VERSION_TESTS := $(addprefix tests/,agent examples faults hangs_real launch nodes notebook recorder)
 PYTHON_TESTS := $(addprefix tests/,agent launch records recorder ring)
 PAGE := src/stepscope/page/static/index.html
-# Optional: hatch_build.py compiles it.
-SCANNER := src/stepscope/traces/reading/native_scan.c
+# Optional: hatch_build.py compiles them.
+IN_C := src/stepscope/traces/reading/native_scan.c src/stepscope/recorder/hooks/native_hooks.c
 PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vite.config.ts web/license-notices.js web/tsconfig.json -type f)
 
 # The tests start hundreds of processes; with this variable set, each would compile all of its modules again.
@@ -220,12 +220,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # Install torch first and alone, so that its build for this machine is chosen before anything else is resolved.
-$(RUN_READY): requirements/test.txt pyproject.toml hatch_build.py $(SCANNER) | $(BIN)/python
+$(RUN_READY): requirements/test.txt pyproject.toml hatch_build.py $(IN_C) | $(BIN)/python
 	@echo "Setting up $(VENV) (once; torch is large) …"
 	@$(PIP) $(TORCH)
 	@$(PIP) -r requirements/test.txt
 	@STEPSCOPE_NO_PAGE=1 $(PIP) --no-build-isolation --no-deps --editable .
-	@[ -e $(SCANNER:.c=.abi3.so) ] || echo "No C compiler: traces are read by Python alone, at less than half the speed."
+	@[ -e $(firstword $(IN_C:.c=.abi3.so)) ] || \
+		echo "No C compiler: traces are read by Python alone, at less than half the speed; all hooks are in Python."
 	@touch $@
 
 # Trackers, for the tests of integrations/.

@@ -1,6 +1,6 @@
-"""Builds the page (web/build_page.py), and the scanner of traces in C if there is a compiler. Both may be missing.
+"""Builds the page (web/build_page.py), and the parts in C if there is a compiler. All of these may be missing.
 
-python hatch_build.py      # builds the scanner in place, as an editable install does
+python hatch_build.py      # builds the parts in C in place, as an editable install does
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ sys.path.insert(0, str(ROOT / "web"))
 
 import build_page  # noqa: E402
 
-SOURCE = Path("src/stepscope/traces/reading/native_scan.c")
-BUILT = SOURCE.with_suffix(".abi3.so")
+WITHOUT = {
+    Path("src/stepscope/traces/reading/native_scan.c"): "traces are read by Python alone, at less than half the speed",
+    Path("src/stepscope/recorder/hooks/native_hooks.c"): "all hooks are in Python",
+}
+"""The sources, each a module of its own, and what is the case without them."""
+BUILT_SUFFIX = ".abi3.so"
 PURE = "STEPSCOPE_PURE_PYTHON"
 LIMIT_S = 300
 
@@ -39,29 +43,37 @@ class CompileHook(BuildHookInterface[Any]):
             self.app.display_warning(f"The page was not built: {reason}")
         if self.target_name != "wheel":
             return
-        reason = compiled(Path(self.root))
+        missing = compiled(Path(self.root))
+        for reason in sorted(set(missing.values())):
+            consequences = "; ".join(WITHOUT[source] for source in missing if missing[source] == reason)
+            self.app.display_warning(f"Not built in C: {consequences} ({reason}).")
+        built = [source.with_suffix(BUILT_SUFFIX) for source in WITHOUT if source not in missing]
+        if built:
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["tag"] = f"cp310-abi3-{platform}"
+            build_data["pure_python"] = False
+            build_data["artifacts"] += [path.as_posix() for path in built]
+
+
+def compiled(root: Path) -> dict[Path, str]:
+    """Build the parts in C in place; return why that was not possible, by source."""
+    reasons = {}
+    for source in WITHOUT:
+        built = root / source.with_suffix(BUILT_SUFFIX)
+        reason = _compiled(root / source, built)
         if reason:
-            self.app.display_warning(f"Traces are read by Python alone, at less than half the speed: {reason}.")
-            return
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["tag"] = f"cp310-abi3-{platform}"
-        build_data["pure_python"] = False
-        build_data["artifacts"].append(BUILT.as_posix())
-
-
-def compiled(root: Path) -> str:
-    """Build it in place; return why that was not possible, or nothing."""
-    reason = _compiled(root / SOURCE, root / BUILT)
-    if reason:
-        (root / BUILT).unlink(missing_ok=True)  # of an older source
-    return reason
+            built.unlink(missing_ok=True)  # of an older source
+            reasons[source] = reason
+    return reasons
 
 
 def _compiled(source: Path, built: Path) -> str:
     if os.environ.get(PURE):
         return f"{PURE} is set"
     if sys.platform != "linux" or sys.implementation.name != "cpython":
-        return "the part in C is for CPython on Linux"
+        return "the parts in C are for CPython on Linux"
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "the parts in C need a Python with a GIL"
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "") or ["cc"]
     unfinished = built.with_suffix(f".{os.getpid()}")
     command = [
@@ -84,6 +96,7 @@ def _compiled(source: Path, built: Path) -> str:
 
 
 if __name__ == "__main__":
-    reason = compiled(ROOT)
-    print(reason or f"built {BUILT}")
-    sys.exit(bool(reason))
+    missing = compiled(ROOT)
+    for line in dict.fromkeys(missing.get(source) or f"built {source.with_suffix(BUILT_SUFFIX)}" for source in WITHOUT):
+        print(line)
+    sys.exit(bool(missing))

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "STEPSCOPE_TEST_TOKEN"
+C_HOOKS = "STEPSCOPE_C_HOOKS"
+"""All tests may run with hooks in C: ``STEPSCOPE_C_HOOKS=1 make test``."""
 WITHOUT_BROWSER = "browser tests: "
 """How the reason begins for which those in ``tests/page`` are skipped."""
 FAILURES = "stepscope/failures"
@@ -626,7 +628,9 @@ class Commands:
         return Completed(process.returncode, stdout, stderr, self.newest_run())
 
     def environment(self) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("STEPSCOPE")}
+        inherited = {
+            name: value for name, value in os.environ.items() if name == C_HOOKS or not name.startswith("STEPSCOPE")
+        }
         path = os.pathsep.join(filter(None, [str(ROOT / "src"), inherited.get("PYTHONPATH", "")]))
         ours = {
             "XDG_CACHE_HOME": str(self.folder / ".cache"),

@@ -18,10 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from stepscope.recorder import guard
+from stepscope.recorder import bootstrap, guard
 from stepscope.recorder.guard import ImportWatch
 from stepscope.recorder.instrumentation import Instrumentation
-from stepscope.recorder.recorder import Recorder
 from stepscope.records.collectives import OPS
 from stepscope.records.steps import (
     COLLECTIVE,
@@ -305,7 +304,7 @@ def record(job: Callable[[int, int], Step], rank: int, world: int, folder: Path)
     bare = list(train(_made(job, rank, world), lambda: None))
     before = _patched()
     folder.mkdir()
-    recorder, watch = Recorder(folder, folder), ImportWatch()
+    recorder, watch = bootstrap._recorder_class()(folder, folder), ImportWatch()
     instrumentation = Instrumentation(recorder, torch, watch)
     step = _made(job, rank, world)
     recorder.begin()
@@ -367,7 +366,7 @@ def read(path: Path) -> dict[str, Any]:
 def seen_from_outside(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """Rank 0 waits in a collective that rank 1 does not call before it has seen that in rank 0's ring."""
     folder.mkdir()
-    recorder, watch = Recorder(folder, folder), ImportWatch()
+    recorder, watch = bootstrap._recorder_class()(folder, folder), ImportWatch()
     instrumentation = Instrumentation(recorder, torch, watch)
     recorder.begin()
     dist.barrier()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from clock import FakeClock
 
-from stepscope.recorder import guard
+from stepscope.recorder import bootstrap, guard
 from stepscope.recorder import recorder as recorder_module
 from stepscope.recorder.guard import ImportWatch
 from stepscope.recorder.instrumentation import Instrumentation
@@ -134,7 +134,8 @@ def make_recorder(tmp_path: Path) -> Callable[..., Recorder]:
         session, run_dir = tmp_path / "session", tmp_path / "run"
         session.mkdir(exist_ok=True)
         run_dir.mkdir(exist_ok=True)
-        return Recorder(session, run_dir, **kwargs)
+        kind = Recorder if "now" in kwargs else bootstrap._recorder_class()  # hooks in C have a clock of their own
+        return kind(session, run_dir, **kwargs)
 
     return make
 

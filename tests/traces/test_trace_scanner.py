@@ -259,10 +259,14 @@ def test_no_compiler_is_one_line(tmp_path: Path) -> None:
     assert list(target.iterdir()) == []
 
 
-def test_doctor_says_that_the_scanner_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_which_parts_in_c_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def weak() -> list[str]:
-        return [check.what for check in checks(tmp_path) if check.what.startswith("traces are read by Python alone")]
+        return [check.what.split(",")[0] for check in checks(tmp_path) if "Python" in check.what and check.advice]
 
+    monkeypatch.setenv("STEPSCOPE_C_HOOKS", "1")
     assert not weak()
     monkeypatch.setitem(sys.modules, "stepscope.traces.reading.native_scan", None)
-    assert len(weak()) == 1
+    monkeypatch.setitem(sys.modules, "stepscope.recorder.hooks.native_hooks", None)
+    assert weak() == ["traces are read by Python alone", "all hooks are in Python"]
+    monkeypatch.delenv("STEPSCOPE_C_HOOKS")
+    assert weak() == ["traces are read by Python alone"]

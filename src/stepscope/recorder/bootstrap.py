@@ -34,6 +34,7 @@ from stepscope.recorder.output import keep_output
 from stepscope.records import run_clock
 from stepscope.records.files import file_mode, folder_mode
 from stepscope.records.paths import (
+    ENV_C_HOOKS,
     ENV_CLAIM,
     ENV_CLAIMANT,
     ENV_RUN_DIR,
@@ -101,15 +102,23 @@ def current() -> Recorder | None:
     return _recorders.get("this") or _make()
 
 
+def _recorder_class() -> type[Recorder]:
+    from stepscope.recorder.recorder import Recorder
+
+    if os.environ.get(ENV_C_HOOKS) == "1":
+        from stepscope.recorder.hooks.native import recorder_class
+
+        return recorder_class() or Recorder
+    return Recorder
+
+
 @failsafe
 def _make() -> Recorder | None:
     global _where
     if _where is None:
         return None
     try:
-        from stepscope.recorder.recorder import Recorder
-
-        recorder = Recorder(*_where)
+        recorder = _recorder_class()(*_where)
         if _forked_before:
             recorder.forget()
         if _when_known is not None:

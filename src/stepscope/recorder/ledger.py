@@ -37,12 +37,15 @@ from stepscope.ring.layout import (
     data_word,
 )
 
-__all__ = ["NOBODY", "NOT_NOW", "CallObserver", "DeviceMarks", "Ledger"]
+__all__ = ["NOBODY", "NOT_NOW", "CallObserver", "DeviceMarks", "Ledger", "LedgerMethods"]
 
 NOT_NOW = -1
 """Result of ``enter`` when there is nothing to leave."""
 NOBODY = 0
 """No thread has this ident."""
+
+
+NO_FIELDS = tuple[str, ...]()
 
 
 class DeviceMarks(Protocol):
@@ -65,27 +68,14 @@ class CallObserver(Protocol):
     def see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
 
 
-class Ledger:
-    """Writes the stream of one ring.
+class LedgerMethods:
+    """Writes the stream of one ring.  The fields belong to a subclass: ``Ledger``, or that of ``hooks/native.py``.
 
     ``at`` is the index of the next word in ``body``.  There is always room for more words than are ever written between
     two checks of ``limit``; a caller that finds ``at`` beyond it calls ``turn``.
     """
 
-    __slots__ = (
-        "_capacity",
-        "_on_refusal",
-        "at",
-        "before_backward",
-        "body",
-        "device",
-        "header",
-        "limit",
-        "now",
-        "phase",
-        "rounds",
-        "thread",
-    )
+    __slots__ = NO_FIELDS
 
     def __init__(self, now: Callable[[], int], on_refusal: Callable[[int], bool | None]) -> None:
         """``on_refusal(phase)`` is called while the ledger has no owner; it returns whether recording has begun now."""
@@ -246,3 +236,20 @@ class Ledger:
     def _refused(self, phase: int) -> bool:
         """Handle a call from a thread that is not the owner: if there is no owner yet, recording may begin."""
         return self.thread == NOBODY and bool(self._on_refusal(phase))
+
+
+class Ledger(LedgerMethods):
+    __slots__ = (
+        "_capacity",
+        "_on_refusal",
+        "at",
+        "before_backward",
+        "body",
+        "device",
+        "header",
+        "limit",
+        "now",
+        "phase",
+        "rounds",
+        "thread",
+    )

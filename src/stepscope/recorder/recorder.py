@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import get_ident
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from stepscope.errors import RingNoSpace
 from stepscope.recorder import guard, identity
@@ -277,6 +277,32 @@ class StepLabels(Protocol):
     def step_ends(self, step: int) -> None: ...
 
 
+class HooksInC(Protocol):
+    """Makes hooks of which ordinary calls are handled in C; all others by the given hooks in Python."""
+
+    def forward(
+        self,
+        recorder: Recorder,
+        original: Callable[..., Any],
+        python: Callable[..., Any],
+        is_compiling: Callable[[], bool],
+        probe: object,
+        roots: dict[int, Any],
+        frozen: dict[int, bool],
+        grad_enabled: Callable[[], bool],
+    ) -> Callable[..., Any]: ...
+
+    def optimizer(
+        self,
+        recorder: Recorder,
+        python_before: Callable[..., Any],
+        python_after: Callable[..., Any],
+        under_way: list[tuple[int, int]],
+        is_compiling: Callable[[], bool],
+        traced: Any,
+    ) -> tuple[Callable[..., Any], Callable[..., Any]]: ...
+
+
 NOT_FINITE = (b':"nan"}', b':"inf"}', b':"-inf"}')
 """How a note of such a value ends."""
 
@@ -286,6 +312,10 @@ class Recorder:
 
     Not thread safe; the ledger only serves the training thread.  After a fork the child must call ``forget``.
     """
+
+    ledger_class: ClassVar[type[Ledger]] = Ledger
+    native: ClassVar[HooksInC | None] = None
+    """Set in the subclass of ``hooks/native.py``, whose hooks are in C."""
 
     def __init__(
         self,
@@ -309,7 +339,9 @@ class Recorder:
         self._forgetting: list[Callable[[], None]] = []
         self._ending: list[Callable[[], None]] = []
         self._known: Callable[[RankIdentity], None] | None = None
-        self.ledger = Ledger(now, self._start)
+        self.ledger = self.ledger_class(now, self._start)
+        self.optimizer_returns = 0
+        """How often an optimizer's outermost ``step`` has returned."""
         self.groups = GroupTable()
         self.forget(forked=False)
 

@@ -48,6 +48,7 @@ __all__ = [
     "ENV_CLAIM",
     "ENV_CLAIMANT",
     "ENV_CLOCK",
+    "ENV_C_HOOKS",
     "ENV_FRAMEWORKS",
     "ENV_HANG_AFTER",
     "ENV_HTML",
@@ -112,6 +113,8 @@ ENV_USER = "STEPSCOPE_USER"
 """Who starts the run, where the user of the process does not say it: in containers everyone may be root."""
 ENV_STACKS = "STEPSCOPE_STACKS"
 """``0``: ranks are never asked for their stacks."""
+ENV_C_HOOKS = "STEPSCOPE_C_HOOKS"
+"""``1``: ordinary calls of hooks are handled in C, where that part was built (``recorder/hooks/native.py``)."""
 ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"
 """Seconds without progress after which the watchdog investigates; ``0``: never."""
 ENV_KEEP_EVIDENCE = "STEPSCOPE_KEEP_EVIDENCE"

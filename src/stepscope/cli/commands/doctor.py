@@ -18,7 +18,7 @@ from stepscope import __version__
 from stepscope.errors import UsageError
 from stepscope.page.assets import explain_unbuilt, is_built
 from stepscope.records.files import PRIVATE
-from stepscope.records.paths import session_root
+from stepscope.records.paths import ENV_C_HOOKS, session_root
 from stepscope.records.redaction import REDACTED, kept_environment
 from stepscope.records.text import count_text, printable
 from stepscope.ring.layout import DEFAULT_CAPACITY, HEADER_BYTES, WORD_BYTES
@@ -32,6 +32,7 @@ HELP = "check this machine: what Stepscope can and cannot measure here"
 MOST_NAMED = 5
 OLDEST_TORCH = (2, 10)
 """The oldest version that the tests run with."""
+NO_COMPILER = "no C compiler was found when Stepscope was installed; install gcc, then Stepscope again"
 GLYPH = {"good": "✔", "weak": "▲", "bad": "✖"}
 
 
@@ -64,8 +65,10 @@ def checks(runs: Path) -> Iterator[Check]:
         yield Check(
             state="weak",
             what="traces are read by Python alone, at less than half the speed",
-            advice="no C compiler was found when Stepscope was installed; install gcc, then Stepscope again",
+            advice=NO_COMPILER,
         )
+    if os.environ.get(ENV_C_HOOKS) == "1" and importlib.util.find_spec("stepscope.recorder.hooks.native_hooks") is None:
+        yield Check(state="weak", what=f"all hooks are in Python, although {ENV_C_HOOKS} is 1", advice=NO_COMPILER)
     yield _shared_memory()
     yield from _stale_sessions()
     yield _runs(runs)

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepscope.recorder.guard import ImportWatch, Patches, failsafe
-from stepscope.recorder.ledger import NOT_NOW
+from stepscope.recorder.ledger import NOT_NOW, LedgerMethods
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.steps import FLAG_COMPILED, FLAG_REPLAYED, GRAPH_PHASE, OTHER
 
@@ -52,7 +52,8 @@ def break_at(function: Any) -> None:
 def leave_shared_code_alone(torch: Any, recorder: Recorder) -> None:
     """Mark what hooks have in common: the ledger, and everything that is failsafe."""
     ledger = recorder.ledger
-    leave_alone(torch, ledger.timed(leave_shared_code_alone, 0), with_calls=False)  # dynamo must see the original
+    for timed in (ledger.timed, functools.partial(LedgerMethods.timed, ledger)):  # the second: beside a hook in C
+        leave_alone(torch, timed(leave_shared_code_alone, 0), with_calls=False)  # dynamo must see the original
     for ours in (leave_alone, ledger.enter, ledger.leave, ledger.turn, ledger._refused, recorder.end_step):
         leave_alone(torch, ours, with_calls=True)
 

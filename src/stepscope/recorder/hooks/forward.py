@@ -351,7 +351,10 @@ class ForwardProbe:
                 if at > ledger.limit:
                     ledger.turn()
 
-        return timed
+        if recorder.native is None:
+            return timed
+        leave_alone(self._torch, timed, with_calls=False)
+        return recorder.native.forward(recorder, original, timed, is_compiling, self, roots, frozen, grad_enabled)
 
     @failsafe
     def _note_evaluation(self, root: Any) -> None:

@@ -64,7 +64,6 @@ class OptimizerHooks:
         """ids of optimizers on the other threads, by thread."""
         recorder.when_forked(self._open.clear)
         recorder.when_forked(self._elsewhere.clear)
-        self._returned = 0
         self._own_code: dict[FunctionType, CodeType] = {}
         """Functions that got a copy of their code, and the original code."""
         module: Any = import_module("torch.optim.optimizer")  # torch.optim itself hides the name
@@ -77,7 +76,9 @@ class OptimizerHooks:
         ]
         self._patch_scaler(torch, patches)
         self._keep_out_of_graphs(torch, module.Optimizer, patches)
-        around_regions(watch, patches, lambda: functools.partial(self._end_traced_step, self._returned))
+        around_regions(
+            watch, patches, lambda: functools.partial(self._end_traced_step, self._recorder.optimizer_returns)
+        )
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -121,7 +122,7 @@ class OptimizerHooks:
             outer = under_way.pop()[1]
             try:
                 if not under_way:
-                    self._returned += 1
+                    self._recorder.optimizer_returns += 1
                     recorder.end_step(0, outer, optimizer)
                 elif outer != NOT_NOW:
                     ledger.leave(outer)
@@ -129,7 +130,9 @@ class OptimizerHooks:
                 ledger.phase = ledger.phase if outer == NOT_NOW else outer
                 raise
 
-        return before, after
+        if recorder.native is None:
+            return before, after
+        return recorder.native.optimizer(recorder, before, after, under_way, is_compiling, traced)
 
     @failsafe
     def _replace_closure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
@@ -196,8 +199,8 @@ class OptimizerHooks:
         optimizer = self._traced.optimizer
         if optimizer is not None:
             self._traced.optimizer = None
-            if returned == self._returned and not self._open:
-                self._returned += 1
+            if returned == self._recorder.optimizer_returns and not self._open:
+                self._recorder.optimizer_returns += 1
                 self._recorder.end_step(0, NOT_NOW, optimizer)
 
     @failsafe
@@ -221,7 +224,7 @@ class OptimizerHooks:
             if not keys:
                 self._elsewhere.pop(get_ident(), None)
                 if not self._recorder.step:
-                    self._returned += 1
+                    self._recorder.optimizer_returns += 1
                     self._recorder.end_step(0, NOT_NOW, optimizer)
 
     def _drop_unreturned(self, key: int) -> None:
@@ -248,9 +251,9 @@ class OptimizerHooks:
         def step(grad_scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(grad_scaler, optimizer, *args, **kwargs)
-            returned = self._returned
+            returned = self._recorder.optimizer_returns
             result = timed(grad_scaler, optimizer, *args, **kwargs)
-            if returned == self._returned:
+            if returned == self._recorder.optimizer_returns:
                 self._recorder.end_step(FLAG_SKIPPED, NOT_NOW, optimizer)
             return result
 
