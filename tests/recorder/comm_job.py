@@ -304,7 +304,7 @@ def record(job: Callable[[int, int], Step], rank: int, world: int, folder: Path)
     bare = list(train(_made(job, rank, world), lambda: None))
     before = _patched()
     folder.mkdir()
-    recorder, watch = bootstrap._recorder_class()(folder, folder), ImportWatch()
+    recorder, watch = bootstrap.recorder_class()(folder, folder), ImportWatch()
     instrumentation = Instrumentation(recorder, torch, watch)
     step = _made(job, rank, world)
     recorder.begin()
@@ -366,7 +366,7 @@ def read(path: Path) -> dict[str, Any]:
 def seen_from_outside(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """Rank 0 waits in a collective that rank 1 does not call before it has seen that in rank 0's ring."""
     folder.mkdir()
-    recorder, watch = bootstrap._recorder_class()(folder, folder), ImportWatch()
+    recorder, watch = bootstrap.recorder_class()(folder, folder), ImportWatch()
     instrumentation = Instrumentation(recorder, torch, watch)
     recorder.begin()
     dist.barrier()

@@ -134,7 +134,7 @@ def make_recorder(tmp_path: Path) -> Callable[..., Recorder]:
         session, run_dir = tmp_path / "session", tmp_path / "run"
         session.mkdir(exist_ok=True)
         run_dir.mkdir(exist_ok=True)
-        kind = Recorder if "now" in kwargs else bootstrap._recorder_class()  # hooks in C have a clock of their own
+        kind = Recorder if "now" in kwargs else bootstrap.recorder_class()  # hooks in C have a clock of their own
         return kind(session, run_dir, **kwargs)
 
     return make

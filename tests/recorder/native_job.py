@@ -302,7 +302,14 @@ def compiled() -> list[float]:
         optimizer.step()
         return loss
 
+    @torch.compile(backend="eager")  # type: ignore[untyped-decorator]
+    def phases(x: torch.Tensor) -> torch.Tensor:
+        with stepscope.phase("mine"):
+            x = x + 1
+        return x * 2
+
     losses += [step(x).item() for x in DataLoader(Batches(), batch_size=None)]
+    losses += [phases(x).sum().item() for x in DataLoader(Batches(), batch_size=None)]
     counters: Any = torch._dynamo.utils.counters
     breaks = sum(counters["graph_break"].values())
     stats = counters["stats"]

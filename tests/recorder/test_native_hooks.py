@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,13 +24,13 @@ from stepscope.recorder import bootstrap, guard
 from stepscope.recorder.guard import ImportWatch
 from stepscope.recorder.hooks import forward, native
 from stepscope.recorder.instrumentation import Instrumentation
-from stepscope.recorder.ledger import NOBODY, Ledger
+from stepscope.recorder.ledger import NOBODY, NOT_NOW, Ledger
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.identity import RankIdentity
 from stepscope.records.paths import ENV_C_HOOKS
 from stepscope.records.steps import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER
 from stepscope.ring import RingWriter
-from stepscope.ring.layout import CODE_MASK, DATA, ENTER, MIN_CAPACITY, RESERVE_WORDS
+from stepscope.ring.layout import CODE_MASK, DATA, ENTER, MIN_CAPACITY
 from tests.conftest import Commands
 
 JOB = Path(__file__).with_name("native_job.py")
@@ -145,12 +145,12 @@ def test_a_small_ring_several_times_around(module: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["", "0", "yes"])
 def test_they_are_off_by_default(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(ENV_C_HOOKS, value)
-    assert bootstrap._recorder_class() is Recorder
+    assert bootstrap.recorder_class() is Recorder
 
 
 def test_one_setting_turns_them_on(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_C_HOOKS, "1")
-    assert bootstrap._recorder_class().native is not None
+    assert bootstrap.recorder_class().native is not None
 
 
 def test_without_the_extension_hooks_are_in_python(
@@ -158,7 +158,7 @@ def test_without_the_extension_hooks_are_in_python(
 ) -> None:
     monkeypatch.setenv(ENV_C_HOOKS, "1")
     monkeypatch.setitem(sys.modules, native.EXTENSION, None)
-    assert bootstrap._recorder_class() is Recorder
+    assert bootstrap.recorder_class() is Recorder
     assert capfd.readouterr() == ("", "")
 
 
@@ -171,9 +171,8 @@ def test_an_extension_from_another_source_is_not_used(
     assert native.extension() is None
 
 
-def test_without_a_gil_hooks_are_in_python(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-    assert native.extension() is None
+def test_without_a_gil_hooks_are_in_python(module: Any) -> None:
+    assert native.extension(lambda: False) is None
 
 
 def test_numbers_that_both_modules_have() -> None:
@@ -216,7 +215,7 @@ def test_another_thread_and_a_timed_device_are_left_to_python(module: Any, ledge
     assert _words(ledger) == []
 
 
-def test_steps_of_a_usual_loop_end_in_c(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_a_usual_loop_end_in_c(nothing_is_compiled_yet: None, recorder: Recorder) -> None:
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
@@ -228,16 +227,38 @@ def test_steps_of_a_usual_loop_end_in_c(recorder: Recorder, monkeypatch: pytest.
 
     train(12)  # the model is found, and what is due in the first steps is over
     ended: list[int] = []
-    original = Recorder.end_step
-    monkeypatch.setattr(Recorder, "end_step", lambda self, *args: (ended.append(self.step), original(self, *args)))
-    step = recorder.step
-    recorder._attend_at = recorder._slow_ns = 1 << 60
-    train(8)
-    assert recorder.step == step + 8
-    assert ended == []
+
+    def see(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code is Recorder.end_step.__code__:
+            ended.append(recorder.step)
+
+    sys.setprofile(see)
+    train(100)
     recorder.attend()
     train(1)
-    assert ended == [step + 8]
+    sys.setprofile(None)
+    assert recorder.step == 113
+    assert ended[-1] == 112
+    assert len(ended) < 50  # checks are due now and then
+
+
+def test_enter_and_leave(ledger: Any) -> None:
+    marks: list[tuple[int, int]] = []
+    assert ledger.enter(INPUT) == OTHER
+    assert ledger.enter(INPUT) == NOT_NOW
+    assert ledger.enter(FORWARD) == INPUT
+    ledger.device = SimpleNamespace(mark=lambda ended, begun: marks.append((ended, begun)))
+    ledger.leave(INPUT)
+    assert ledger.enter(BACKWARD) == INPUT
+    ledger.device = None
+    ledger.leave(OTHER)
+    assert _words(ledger) == [ENTER + INPUT, ENTER + FORWARD, INPUT, ENTER + BACKWARD, OTHER]
+    assert marks == [(FORWARD, INPUT), (INPUT, BACKWARD)]
+    for method in (ledger.enter, ledger.leave):
+        with pytest.raises(TypeError):
+            method("input")
+    ledger.close()
+    assert ledger.enter(INPUT) == NOT_NOW
 
 
 def test_a_phase_ends_when_the_original_raises(ledger: Any) -> None:
@@ -287,13 +308,12 @@ def test_an_observer_is_shown_the_arguments_from_its_step_on(recorder: Any, ring
 def test_a_ring_cannot_be_closed_below_a_hook(ledger: Any, ring: RingWriter) -> None:
     call = ledger.timed(lambda: None, INPUT)
     with pytest.raises(BufferError):
-        ring.close()
+        ring.header.release()
+    with pytest.raises(BufferError):
+        ring.body.release()
     call()
     ledger.let_go()  # as in a forked child
-    ring.header.release()
-    ring.body.release()
-    call()
-    ring._map.close()
+    ring.close()
     call()
 
 
@@ -319,7 +339,6 @@ def test_no_index_leads_out_of_the_ring(module: Any, ledger: Any) -> None:
     )
     ledger.at = 0
     inside()  # the word of its end goes nowhere
-    ledger._capacity = 2 * RESERVE_WORDS
     ledger.at = 0
     for memory in (memoryview(b""), memoryview(bytes(64)), memoryview(bytearray(64))[1:57]):
         ledger.body = memory
@@ -351,7 +370,7 @@ def test_arguments_of_another_kind(module: Any, ledger: Any, recorder: Recorder)
         assert after(*given) == "Python"
     model = module.Hook(module.FORWARD, ledger, recorder, str, lambda *_: "Python", FORWARD, None, {}, {}, int)
     assert model() == "Python"
-    assert model(1) == "Python"  # no probe
+    assert model(1) == "Python"  # gradients are off
     with pytest.raises(TypeError):
         module.Hook.__new__(module.Hook).__init__(1)
     with pytest.raises(RuntimeError):

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from stepscope.recorder.recorder import Recorder
     from stepscope.records.identity import RankIdentity
 
-__all__ = ["WATCHED_MODULES", "current", "start_from_environment", "switched_off"]
+__all__ = ["WATCHED_MODULES", "current", "recorder_class", "start_from_environment", "switched_off"]
 
 
 _where: tuple[Path, Path] | None = None
@@ -102,13 +102,14 @@ def current() -> Recorder | None:
     return _recorders.get("this") or _make()
 
 
-def _recorder_class() -> type[Recorder]:
+def recorder_class() -> type[Recorder]:
+    """The recorder that this process gets, with hooks in Python or in C."""
     from stepscope.recorder.recorder import Recorder
 
     if os.environ.get(ENV_C_HOOKS) == "1":
-        from stepscope.recorder.hooks.native import recorder_class
+        from stepscope.recorder.hooks import native
 
-        return recorder_class() or Recorder
+        return native.recorder_class() or Recorder
     return Recorder
 
 
@@ -118,7 +119,7 @@ def _make() -> Recorder | None:
     if _where is None:
         return None
     try:
-        recorder = _recorder_class()(*_where)
+        recorder = recorder_class()(*_where)
         if _forked_before:
             recorder.forget()
         if _when_known is not None:

@@ -9,6 +9,10 @@ every line costs three to five times what it costs in a tight loop: hence one wo
 phase remembers the outer one), no object per phase, no sums; and hence ``timed``, which inlines ``enter`` and
 ``leave``: two calls less at every hook.
 
+The hooks of an ordinary step also exist in C (``hooks/native_hooks.c``): ``timed`` here, the timers of models and the
+optimizer's hooks in ``hooks/``, and the end of a step in ``recorder.py``.  Whoever changes these changes that file too;
+``tests/recorder/test_native_hooks.py`` compares what both record.
+
 One thread owns the ledger, the training thread.  ``enter`` from another thread returns ``NOT_NOW``: autograd's device
 threads and a user's background threads run alongside the step, not inside it.  A ledger without a ring has no owner, so
 that the same check rejects all threads until recording has begun.

@@ -286,7 +286,6 @@ class HooksInC(Protocol):
         original: Callable[..., Any],
         python: Callable[..., Any],
         is_compiling: Callable[[], bool],
-        probe: object,
         roots: dict[int, Any],
         frozen: dict[int, bool],
         grad_enabled: Callable[[], bool],
@@ -342,6 +341,8 @@ class Recorder:
         self.ledger = self.ledger_class(now, self._start)
         self.optimizer_returns = 0
         """How often an optimizer's outermost ``step`` has returned."""
+        self.searching = False
+        """Whether calls of modules are searched for a model."""
         self.groups = GroupTable()
         self.forget(forked=False)
 
@@ -435,7 +436,8 @@ class Recorder:
         ledger, step = self.ledger, self.step
         closes = optimizer is None or (id(optimizer) == self.boundaries.sole and not self.explicit)
         if closes and outer != NOT_NOW and step < self._attend_at and self.forward_seen:
-            # The common case.  ``Ledger.end_step`` is inlined, since every call costs microseconds here.
+            # The common case, also in ``hooks/native_hooks.c``.  ``Ledger.end_step`` is inlined, since every call costs
+            # microseconds here.
             at, body, now_ns = ledger.at, ledger.body, ledger.now()
             if now_ns - self._ended_ns < self._slow_ns:
                 body[at] = (now_ns << TIME_SHIFT) + STEP_END

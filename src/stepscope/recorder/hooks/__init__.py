@@ -14,5 +14,5 @@ an H200; inside a training loop everything costs 3 to 5 times as much):
 - device times | pooled CUDA events | 2.5 per event, 0.5 per query | ``synchronize``
 - device memory | the allocator's raw statistics, at most 10 per s | 14 (47 in place) | ``memory_allocated()``: 137
 
-Entering and leaving a phase (two words) takes 1.4 µs.
+Entering and leaving a phase (two words) takes 1.4 µs.  All this is in Python; ``native.py`` is for ordinary calls in C.
 """

@@ -54,7 +54,8 @@ def leave_shared_code_alone(torch: Any, recorder: Recorder) -> None:
     ledger = recorder.ledger
     for timed in (ledger.timed, functools.partial(LedgerMethods.timed, ledger)):  # the second: beside a hook in C
         leave_alone(torch, timed(leave_shared_code_alone, 0), with_calls=False)  # dynamo must see the original
-    for ours in (leave_alone, ledger.enter, ledger.leave, ledger.turn, ledger._refused, recorder.end_step):
+    methods = LedgerMethods
+    for ours in (leave_alone, methods.enter, methods.leave, methods.turn, methods._refused, recorder.end_step):
         leave_alone(torch, ours, with_calls=True)
 
 

@@ -111,10 +111,12 @@ class ForwardProbe:
     def after_step(self, *, found: bool, due: bool) -> bool:
         """Handle the end of a step: end a search that lasted long enough, or start a new one if due."""
         self._expecting = 0
+        self._note_search()
         if self._in_eval_mode:
             self._trust_eval_mode(found)
         if self._steps_to_search:
             self._steps_to_search -= 1
+            self._note_search()
             self._arm(self._steps_to_search > 0)
         elif (due or not found) and self._searches < MAX_SEARCHES:
             self._search(1 if found else SEARCH_STEPS)
@@ -134,6 +136,7 @@ class ForwardProbe:
         self._searches += 1
         self._steps_to_search = steps
         self._idle_calls = 0
+        self._note_search()
         self._arm(True)
 
     @failsafe
@@ -145,11 +148,16 @@ class ForwardProbe:
         if not (known or self._steps_to_search or self._expecting or self._inside) and self._recorder.step:
             self._expectations += 1
             self._expecting = EXPECTED_CALLS
+            self._note_search()
             self._arm(True)
 
     def _arm(self, on: bool) -> None:
         # Not through ``patches``: this happens around every outermost call of a search; ``disarm`` restores it.
         self._module.__call__ = self._searcher if on else self._original
+
+    def _note_search(self) -> None:
+        """For hooks in C."""
+        self._recorder.searching = self._steps_to_search > 0 or self._expecting > 0
 
     def _forget_call(self) -> None:
         """In a forked child: a call in progress belongs to the parent."""
@@ -159,6 +167,7 @@ class ForwardProbe:
         """Remove everything."""
         self._steps_to_search = 0
         self._expecting = 0
+        self._note_search()
         self._arm(False)
         self._roots.clear()
         self._frozen.clear()
@@ -264,6 +273,7 @@ class ForwardProbe:
         """The model that a loader's iteration led to was called."""
         if self._expecting:
             self._expecting = 0
+            self._note_search()
             self._arm(self._steps_to_search > 0)
 
     # -- Timing ---------------------------------------------------------------------------------------------------
@@ -354,7 +364,7 @@ class ForwardProbe:
         if recorder.native is None:
             return timed
         leave_alone(self._torch, timed, with_calls=False)
-        return recorder.native.forward(recorder, original, timed, is_compiling, self, roots, frozen, grad_enabled)
+        return recorder.native.forward(recorder, original, timed, is_compiling, roots, frozen, grad_enabled)
 
     @failsafe
     def _note_evaluation(self, root: Any) -> None:

@@ -35,7 +35,7 @@ enum { NOT_NOW = -1, IN_TRAINING_MODE = 1 };
 #define DATA (1ULL << 63)
 
 static PyTypeObject *LEDGER_TYPE, *STEP_TYPE;
-static PyObject *TRAINING, *DUE, *TRAIL, *BOUNDARIES, *SOLE, *STEPS_TO_SEARCH, *EXPECTING;
+static PyObject *TRAINING, *DUE, *SOLE;
 
 /* -- Buffers ------------------------------------------------------------------------------------------------------- */
 
@@ -160,6 +160,30 @@ static PyObject *leave(Ledger *l, int outer, PyObject *result) {
     return result;
 }
 
+/* As LedgerMethods.enter and .leave, which do what is not ordinary. */
+static PyObject *ledger_enter(PyObject *self, PyObject *argument) {
+    Ledger *l = (Ledger *)self;
+    int outer, phase = (int)PyLong_AsLong(argument);
+    if (phase == -1 && PyErr_Occurred()) return NULL;
+    outer = l->phase;
+    if (outer == phase) return PyLong_FromLong(NOT_NOW);
+    if (!is_ordinary(l)) return PyObject_CallMethod(self, "_enter", "O", argument);
+    change(l, phase, phase + ENTER);
+    return PyLong_FromLong(outer);
+}
+
+static PyObject *ledger_leave(PyObject *self, PyObject *argument) {
+    Ledger *l = (Ledger *)self;
+    long long at;
+    int outer = (int)PyLong_AsLong(argument);
+    if (outer == -1 && PyErr_Occurred()) return NULL;
+    if (is_set(l->device)) return PyObject_CallMethod(self, "_leave", "O", argument);
+    at = l->at;
+    change(l, outer, outer);
+    if (at > l->limit) turn(l);
+    Py_RETURN_NONE;
+}
+
 static PyObject *get_memory(PyObject *self, void *offset) {
     Memory *memory = (Memory *)((char *)self + (Py_ssize_t)(intptr_t)offset);
     PyObject *owner = memory->owner == NULL ? Py_None : memory->owner;
@@ -195,13 +219,16 @@ static int ledger_clear(PyObject *self) {
     return 0;
 }
 
-static void deallocate(PyObject *self) {
+/* Of an object, maybe of a subclass in Python, which has then released what it added. */
+static void deallocate(PyObject *self, inquiry clear) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    ((inquiry)PyType_GetSlot(type, Py_tp_clear))(self);
+    clear(self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
+
+static void ledger_dealloc(PyObject *self) { deallocate(self, ledger_clear); }
 
 static PyMemberDef LEDGER_MEMBERS[] = {
     {"at", T_LONGLONG, offsetof(Ledger, at), 0, NULL},
@@ -219,9 +246,15 @@ static PyGetSetDef LEDGER_GETTERS[] = {
     {"header", get_memory, set_memory, NULL, (void *)(intptr_t)offsetof(Ledger, header)},
     {NULL, NULL, NULL, NULL, NULL},
 };
+static PyMethodDef LEDGER_METHODS[] = {
+    {"enter", ledger_enter, METH_O, "Begin a phase inside the current one, which is returned."},
+    {"leave", ledger_leave, METH_O, "Return to the phase before ``enter``."},
+    {NULL, NULL, 0, NULL},
+};
 static PyType_Slot LEDGER_SLOTS[] = {
-    {Py_tp_traverse, ledger_traverse}, {Py_tp_clear, ledger_clear},    {Py_tp_dealloc, deallocate},
-    {Py_tp_members, LEDGER_MEMBERS},   {Py_tp_getset, LEDGER_GETTERS}, {0, NULL},
+    {Py_tp_traverse, ledger_traverse}, {Py_tp_clear, ledger_clear},    {Py_tp_dealloc, ledger_dealloc},
+    {Py_tp_members, LEDGER_MEMBERS},   {Py_tp_getset, LEDGER_GETTERS}, {Py_tp_methods, LEDGER_METHODS},
+    {0, NULL},
 };
 static PyType_Spec LEDGER_SPEC = {
     "stepscope.recorder.hooks.native_hooks.LedgerFields", sizeof(Ledger), 0,
@@ -233,8 +266,24 @@ static PyType_Spec LEDGER_SPEC = {
 typedef struct {
     PyObject_HEAD
     long long step, flags, attend_at, ended_ns, slow_ns, optimizer_returns;
-    char forward_seen, is_explicit;
+    char forward_seen, is_explicit, searching;
+    PyObject *trail, *boundaries;
 } Steps;
+
+static int steps_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((Steps *)self)->trail);
+    Py_VISIT(((Steps *)self)->boundaries);
+    return 0;
+}
+
+static int steps_clear(PyObject *self) {
+    Py_CLEAR(((Steps *)self)->trail);
+    Py_CLEAR(((Steps *)self)->boundaries);
+    return 0;
+}
+
+static void steps_dealloc(PyObject *self) { deallocate(self, steps_clear); }
 
 static PyMemberDef STEP_MEMBERS[] = {
     {"step", T_LONGLONG, offsetof(Steps, step), 0, NULL},
@@ -245,12 +294,18 @@ static PyMemberDef STEP_MEMBERS[] = {
     {"optimizer_returns", T_LONGLONG, offsetof(Steps, optimizer_returns), 0, NULL},
     {"forward_seen", T_BOOL, offsetof(Steps, forward_seen), 0, NULL},
     {"explicit", T_BOOL, offsetof(Steps, is_explicit), 0, NULL},
+    {"searching", T_BOOL, offsetof(Steps, searching), 0, NULL},
+    {"trail", T_OBJECT, offsetof(Steps, trail), 0, NULL},
+    {"boundaries", T_OBJECT, offsetof(Steps, boundaries), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
-static PyType_Slot STEP_SLOTS[] = {{Py_tp_members, STEP_MEMBERS}, {0, NULL}};
+static PyType_Slot STEP_SLOTS[] = {
+    {Py_tp_traverse, steps_traverse}, {Py_tp_clear, steps_clear}, {Py_tp_dealloc, steps_dealloc},
+    {Py_tp_members, STEP_MEMBERS},    {0, NULL},
+};
 static PyType_Spec STEP_SPEC = {
-    "stepscope.recorder.hooks.native_hooks.StepFields", sizeof(Steps), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    STEP_SLOTS,
+    "stepscope.recorder.hooks.native_hooks.StepFields", sizeof(Steps), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, STEP_SLOTS,
 };
 
 /* -- Hooks --------------------------------------------------------------------------------------------------------- */
@@ -263,7 +318,7 @@ typedef struct {
     Ledger *ledger;
     Steps *steps;     /* NULL: a TIMED hook without an observer */
     PyObject *python; /* the hook in Python */
-    /* TIMED: the original, an observer or None.  FORWARD: the original, the probe, roots, frozen, is_grad_enabled.
+    /* TIMED: the original, an observer or None.  FORWARD: the original, None, roots, frozen, is_grad_enabled.
        BEFORE_STEP and AFTER_STEP: the optimizers' steps that are under way. */
     PyObject *original, *observer, *roots, *frozen, *grad_enabled;
 } Hook;
@@ -309,7 +364,7 @@ static int trains(Hook *h, PyObject *module) {
     PyObject *key, *root, *inside, *mode;
     long how;
     int known;
-    if (number_of(h->observer, STEPS_TO_SEARCH, 1) || number_of(h->observer, EXPECTING, 1)) return -1;
+    if (h->steps->searching) return -1;
     mode = PyObject_CallNoArgs(h->grad_enabled);
     Py_XDECREF(mode);
     if (mode != Py_True) goto unknown;
@@ -355,10 +410,12 @@ static PyObject *forward(Hook *h, PyObject *values, PyObject *names) {
 
 /* Whether gradients may be read in this step. */
 static int trail_is_due(Steps *s) {
-    PyObject *trail = PyObject_GetAttr((PyObject *)s, TRAIL);
-    int due = trail != Py_None && (trail == NULL || s->step >= number_of(trail, DUE, LLONG_MIN));
-    if (trail == NULL) PyErr_Clear();
-    Py_XDECREF(trail);
+    PyObject *trail = s->trail;
+    int due;
+    if (!is_set(trail)) return 0;
+    Py_INCREF(trail);
+    due = s->step >= number_of(trail, DUE, LLONG_MIN);
+    Py_DECREF(trail);
     return due;
 }
 
@@ -385,10 +442,13 @@ static PyObject *before_step(Hook *h, PyObject *values, PyObject *names) {
 
 /* Whether the optimizer is the only one, so that each of its steps ends a step of the training. */
 static int ends_steps(Steps *s, PyObject *optimizer) {
-    PyObject *boundaries = PyObject_GetAttr((PyObject *)s, BOUNDARIES);
-    PyObject *sole = boundaries == NULL ? NULL : PyObject_GetAttr(boundaries, SOLE);
-    void *known = sole == NULL ? NULL : PyLong_AsVoidPtr(sole);
-    Py_XDECREF(boundaries);
+    PyObject *boundaries = s->boundaries, *sole;
+    void *known;
+    if (boundaries == NULL) return 0;
+    Py_INCREF(boundaries);
+    sole = PyObject_GetAttr(boundaries, SOLE);
+    Py_DECREF(boundaries);
+    known = sole == NULL ? NULL : PyLong_AsVoidPtr(sole);
     Py_XDECREF(sole);
     if (known == NULL && PyErr_Occurred()) PyErr_Clear();
     return known == optimizer;
@@ -512,9 +572,11 @@ static int hook_clear(PyObject *self) {
     return 0;
 }
 
+static void hook_dealloc(PyObject *self) { deallocate(self, hook_clear); }
+
 static PyType_Slot HOOK_SLOTS[] = {
     {Py_tp_init, hook_init},       {Py_tp_call, hook_call},     {Py_tp_traverse, hook_traverse},
-    {Py_tp_clear, hook_clear},     {Py_tp_dealloc, deallocate}, {0, NULL},
+    {Py_tp_clear, hook_clear},     {Py_tp_dealloc, hook_dealloc}, {0, NULL},
 };
 static PyType_Spec HOOK_SPEC = {
     "stepscope.recorder.hooks.native_hooks.Hook", sizeof(Hook), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, HOOK_SLOTS,
@@ -529,8 +591,9 @@ static int intern_names(void) {
         PyObject **to;
         const char *name;
     } NAMES[] = {
-        {&TRAINING, "training"}, {&DUE, "due"},   {&TRAIL, "trail"},          {&BOUNDARIES, "boundaries"},
-        {&SOLE, "sole"},         {&STEPS_TO_SEARCH, "_steps_to_search"}, {&EXPECTING, "_expecting"},
+        {&TRAINING, "training"},
+        {&DUE, "due"},
+        {&SOLE, "sole"},
     };
     for (size_t at = 0; at < sizeof NAMES / sizeof *NAMES; at++)
         if ((*NAMES[at].to = PyUnicode_InternFromString(NAMES[at].name)) == NULL) return -1;
