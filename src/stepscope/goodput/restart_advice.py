@@ -71,7 +71,7 @@ DECISIONS: Mapping[str, tuple[Decision, str]] = {
     ),
     "blocked_rank": (
         "restart",
-        "A rank waited for something outside the collectives, such as a thread, a lock or a server; see its line.",
+        "A rank waited at a line outside the collectives, as for a thread, a lock or a server; see that line.",
     ),
     "blocked_host": ("restart_without_host", "One rank blocks the job from outside its Python code."),
     "hang": ("restart", "The job hung without a rank or line that is to blame."),
