@@ -309,7 +309,8 @@ class _Feeding:
                 call(self._exporter)
                 return
             except Exception as error:  # noqa: BLE001 - whatever the library of a tool raises
-                if not self._repeats or self._ending.is_set() or isinstance(error, ExportError | UsageError):
+                was_last = self._ending.is_set() and tries > 0  # even the last call of a run is repeated once
+                if not self._repeats or was_last or isinstance(error, ExportError | UsageError):
                     self.problem = self.problem or redact_text(f"{type(error).__name__}: {error}")[:300]
                     return
             finally:
