@@ -29,19 +29,19 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 2048), nn.GELU(), nn.Linear(2048, 4))
+    model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 4))
     activations = Activations(keep_all=not args.fixed)
     model[0].register_forward_hook(activations)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    for step in range(200):
+    for step in range(800):
         x = torch.randn(256, 64)
         labels = x[:, :4].argmax(dim=1)
         loss = nn.functional.cross_entropy(model(x), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 50 == 49:
+        if step % 200 == 199:
             print(f"step {step + 1}  loss {loss.item():.4f}")
 
     values = torch.cat(activations.outputs).flatten()

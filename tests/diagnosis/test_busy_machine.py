@@ -162,7 +162,7 @@ def test_a_rank_whose_core_is_shared_is_told_with_its_price_and_the_process() ->
     (first, *rest) = diagnose(run)
     assert (first.kind, first.severity, first.ranks, first.phase) == ("cpu_saturated", "critical", (2,), None)
     waits = "waits 90.5 ms a step for a core (50% of its time, its peers 2%)"
-    assert first.title == f"Rank 2 {waits}, every step; all other ranks wait for it."
+    assert first.title == f"Rank 2 {waits}, every step; all other ranks wait for it, which costs 88.9 ms a step."
     own_cores = "give each rank its own cores (taskset, cgroups, --exclusive)"
     assert first.advice == (f"Stop or move python burn.py (pid 4711, 97% of a core); or {own_cores}.",)
     assert first.evidence["busy_processes"] == [{"command": "python burn.py", "pids": [4711], "cpu_percent": 97.0}]

@@ -34,7 +34,8 @@ def test_a_rank_that_waits_for_a_core_is_named_with_the_tasks_on_it() -> None:
     found = first(STARVED, {"cpu_wait": only(3, 0.5, 0.01)}, {"procs_running": 9, "cpu_count": 8})
     assert (found.kind, found.ranks) == ("cpu_saturated", (3,))
     waits = "waits 90.5 ms a step for a core (50% of its time, its peers 2%)"
-    assert found.title == f"Rank 3 {waits}, every step: 9 tasks on 8 cores; all other ranks wait for it."
+    costs = "all other ranks wait for it, which costs 88.9 ms a step"
+    assert found.title == f"Rank 3 {waits}, every step: 9 tasks on 8 cores; {costs}."
     assert {key: found.evidence[key] for key in ("cause", "tasks", "cores")} == {
         "cause": "cores",
         "tasks": 9,
@@ -58,7 +59,7 @@ def test_a_rank_whose_cgroup_has_a_quota_is_named_with_it() -> None:
     found = first(STARVED, process)
     assert (found.kind, found.ranks, found.evidence["cause"]) == ("cpu_saturated", (3,), "quota")
     assert ", every step: its cgroup is throttled " in found.title
-    assert " a step by its quota of 0.5 CPUs; all other ranks wait for it." in found.title
+    assert " a step by its quota of 0.5 CPUs; all other ranks wait for it, which" in found.title
     assert len(found.advice) == 1
     assert found.advice[0].startswith("Raise the CPU quota of its cgroup")
 

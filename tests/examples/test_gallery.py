@@ -49,7 +49,7 @@ FAULTS = (
         quick=True,
     ),
     Fault(script="hang", kind="hang_mismatch", ranks=2, blamed=(1,), phase="comm", text="called barrier at hang.py"),
-    Fault(script="leak", kind="memory_creep", text="Host memory grows by 2"),
+    Fault(script="leak", kind="memory_creep", text="Host memory grows by "),
     Fault(script="nan", kind="loss_nan", text="The loss is NaN from", quick=True),
     Fault(script="desync", kind="replica_desync", ranks=2, blamed=(0, 1), text="all 2 layers"),
     Fault(

@@ -758,7 +758,10 @@ def _crowded_claim(view: View, suspect: Suspect, waited: Floats) -> Claim:
     others = "the other rank waits for it" if len(view.ranks) == 2 else "all other ranks wait for it"
     compared = f"{share_text(own)} of its time, its peers {share_text(peers)}"
     each_ms = float(np.nanmean(waited[suspect.rank, suspect.at])) / 1e6
+    gain_ms = round(float(saved_ns.sum()) / (suspect.at.stop - suspect.at.start) / 1e6, 3)
     evidence = {
+        "gain_ms": gain_ms,
+        "least_gain_ms": gain_ms,
         "node": host,
         "cpu_wait_share": round(own, 4),
         "peers_cpu_wait_share": round(peers, 4),
@@ -770,7 +773,8 @@ def _crowded_claim(view: View, suspect: Suspect, waited: Floats) -> Claim:
         phase=None,
         cost=cost_of(view, saved_ns),
         title=(
-            f"Rank {rank} waits {ms_text(each_ms)} a step for a core ({compared}), {_when(view, suspect.at)}; {others}."
+            f"Rank {rank} waits {ms_text(each_ms)} a step for a core ({compared}), {_when(view, suspect.at)}; "
+            f"{others}, which costs {ms_text(gain_ms)} a step."
         ),
         evidence=claim.finding.evidence | evidence,
         advice=advice_for(
