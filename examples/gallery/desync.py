@@ -25,7 +25,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     best = copy.deepcopy(model.state_dict())
 
-    for step in range(300):
+    for step in range(2000):
         x = torch.randn(64, 64)
         labels = x[:, :4].argmax(dim=1)
         loss = nn.functional.cross_entropy(model(x), labels)
@@ -36,7 +36,7 @@ def main() -> None:
             best = copy.deepcopy(model.state_dict())
         if step == 60 and (rank == 0 or args.fixed):  # the fault: rank 0 only
             model.load_state_dict(best)
-        if rank == 0 and step % 50 == 49:
+        if rank == 0 and step % 400 == 399:
             print(f"step {step + 1}  loss {loss.item():.4f}")
 
     # The model goes first: torch 2.13 may hang if it is destroyed after its process group (docs/hangs.md).
