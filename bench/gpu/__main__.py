@@ -9,6 +9,7 @@ import argparse
 import fnmatch
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -52,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
         "--bare", type=int, default=4, metavar="N", help="bare runs to compare with when losses differ (default: 4)"
     )
     parser.add_argument("--layers", choices=("off", "sampled", "every"), help="as of stepscope run")
+    parser.add_argument(
+        "--hooks", choices=("default", "python", "c", "both"), default="default", help="both: a recorded run with each"
+    )
     parser.add_argument("--minutes", type=float, help="start no case after so many minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every result there")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep output and runs there")
@@ -204,8 +208,9 @@ def play_case(case: Case, args: argparse.Namespace, folder: Path) -> list[Row]:
     from gpu.compare import compare, why_broken
     from gpu.runner import run_case
 
-    def run(name: str, *, recorded: bool) -> Outcome:
-        return run_case(case, device=args.device, folder=folder / name, recorded=recorded, layers=args.layers)
+    def run(name: str, *, recorded: bool, hooks: str = "default") -> Outcome:
+        place = folder / name
+        return run_case(case, device=args.device, folder=place, recorded=recorded, layers=args.layers, hooks=hooks)
 
     bare = run("bare", recorded=False)
     broken = why_broken(case, bare)
@@ -216,8 +221,9 @@ def play_case(case: Case, args: argparse.Namespace, folder: Path) -> list[Row]:
         return [replace(failed, bare_code=bare.code, bare_s=seconds)]
     others: list[Outcome] = []
     rows = []
-    for number in range(args.repeat):
-        recorded = run(f"recorded{number}", recorded=True)
+    kinds = ("python", "c") if args.hooks == "both" else (args.hooks,)
+    for number, hooks in itertools.product(range(args.repeat), kinds):
+        recorded = run(f"recorded{number}-{hooks}", recorded=True, hooks=hooks)
         found = compare(case, bare, recorded)
         while (found.added or not found.losses_same) and not found.unstable and len(others) < args.bare - 1:
             others.append(run(f"bare{len(others) + 1}", recorded=False))
@@ -225,6 +231,7 @@ def play_case(case: Case, args: argparse.Namespace, folder: Path) -> list[Row]:
         if others:
             found = compare(case, bare, recorded, others)
         name = case.name if args.repeat == 1 else f"{case.name}#{number}"
+        name += f" ({hooks})" if args.hooks == "both" else ""
         rows.append(_row(case, name, bare, recorded, found))
     return rows
 

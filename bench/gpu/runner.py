@@ -34,6 +34,7 @@ ON_TERMINAL = (
 )
 """Makes the terminal on standard input the session's own, so that Ctrl-C typed there reaches the foreground group, and
 reacts to it even where the matrix runs in a shell's background, which ignores it."""
+HOOKS = {"default": {}, "python": {"STEPSCOPE_C_HOOKS": "0"}, "c": {"STEPSCOPE_C_HOOKS": "1"}}
 CLEARED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
@@ -67,7 +68,9 @@ class Outcome:
     recorded: Recorded | None = None
 
 
-def run_case(case: Case, *, device: str, folder: Path, recorded: bool, layers: str | None = None) -> Outcome:
+def run_case(
+    case: Case, *, device: str, folder: Path, recorded: bool, layers: str | None = None, hooks: str = "default"
+) -> Outcome:
     """Run it to its end or its time limit; its output stays in ``folder``."""
     folder.mkdir(parents=True)
     work = folder / "work"
@@ -80,9 +83,10 @@ def run_case(case: Case, *, device: str, folder: Path, recorded: bool, layers: s
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
     command += [str(JOBS / case.script), "--device", device, *case.args]
     mark = f"{os.getpid()}.{uuid.uuid4().hex}"
+    environment = {**_environment(case, work, mark), **HOOKS[hooks]}
     began_s = time.monotonic()
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-        code, left = _finish(case, command, _environment(case, work, mark), folder, mark, out, err)
+        code, left = _finish(case, command, environment, folder, mark, out, err)
     return Outcome(
         command=command,
         code=code,

@@ -13,7 +13,9 @@ The kinds of job, from least to most:
 - ``timed``: bare, with ``TORCH_NCCL_ENABLE_TIMING``;
 - ``hooks``: under ``stepscope run``, without that timing and without the agent's reading of Flight Recorders;
 - ``unread``: with the timing, without the reading;
-- ``recorded``: all of it, which is what users have.
+- ``recorded``: all of it, which is what users have;
+- ``python_hooks``: the same with hooks in Python;
+- ``layers_off``: the same without layers, losses and gradients.
 
 A step is short and all Python, where every microsecond shows.  With ``--work 1.5`` every layer also keeps its device
 busy for 1.5 ms in forward and twice that in backward, as in the league: the device is then what a step waits for.
@@ -48,6 +50,8 @@ KINDS = {
     "hooks": {TIMING: "0", "STEPSCOPE_SERVER": "0"},
     "unread": {TIMING: "1", "STEPSCOPE_SERVER": "0"},
     "recorded": {TIMING: "1"},
+    "python_hooks": {TIMING: "1", "STEPSCOPE_C_HOOKS": "0"},
+    "layers_off": {TIMING: "1", "STEPSCOPE_LAYERS": "off"},
 }
 """And the environment variables that make them."""
 SKIPPED = 3
