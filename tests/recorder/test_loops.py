@@ -7,10 +7,12 @@ import io
 import pickle
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
+from clock import FakeClock
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -290,6 +292,37 @@ def test_activation_checkpointing_recomputes_inside_backward(recording: Recordin
         optimizer.step()
     assert (recording.steps()["micro_batches"] == 1).all()
     assert (recording.steps()["forwards"] <= 1).all()
+
+
+@pytest.mark.parametrize(("step_ms", "every_step"), [(1, False), (50, True)])
+def test_what_is_compiled_later_is_found_in_its_step_without_checking_each_short_one(
+    clocked: Recording, clock: FakeClock, nothing_is_compiled_yet: None, step_ms: int, every_step: bool
+) -> None:
+    class Figures:
+        every_step = False
+        steps: ClassVar[list[int]] = []
+
+        def words(self) -> list[int]:
+            self.steps.append(clocked.recorder.step - 1)
+            return []
+
+    class Compiling(Net):
+        def forward(self, x: torch.Tensor) -> Any:
+            step = clocked.recorder.step
+            clock.advance(step_ms * 1_000_000)
+            if step in (2, 300):
+                torch._dynamo.utils.counters["stats"]["unique_graphs"] += 1
+                clock.advance(40_000_000)
+            return super().forward(x)
+
+    clocked.recorder.watch_backward(Figures())
+    model = Compiling()
+    train(model, batches(400), torch.optim.SGD(model.parameters(), lr=0.1))
+    assert list(np.flatnonzero(clocked.steps()["flags"] & FLAG_COMPILED)) == [2, 300]
+    checked = [step for step in Figures.steps if step > 100]
+    assert 300 in checked
+    assert len(checked) == 299 if every_step else len(checked) < 30
+    torch._dynamo.reset()
 
 
 def test_a_compiled_model_is_timed_and_its_graph_is_whole(recording: Recording) -> None:

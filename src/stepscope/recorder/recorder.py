@@ -132,6 +132,9 @@ SLOW_TIMES = 3
 """A step is slow if it takes so many times the mean of the last stretch of …"""
 SLOW_STEPS = 16
 """… at least so many steps."""
+COMPILATION_NS = 30_000_000
+"""A step in which something is compiled takes longer than this.  Once code has been compiled, every step is checked for
+more, unless steps are so short that this one would be slow, and slow steps are checked anyway."""
 LONG_ANYWAY = FLAG_SAMPLED | FLAG_EPOCH_START | FLAG_CAPTURED
 """Steps that take long because layers are sampled, the loader's workers start, or our profiler is active."""
 
@@ -538,7 +541,8 @@ class Recorder:
             busy = self.capturing or (self.captures is not None and self.captures.busy)
             compiled = self._compiled > 0
             due.append(self.layers.after_step(step, self.objects.roots, compiled=compiled, busy=busy))
-        if not (self._compiled or (self._ddp is not None and self._ddp.every_step)):
+        may_hide = self._compiled and self._slow_ns > COMPILATION_NS
+        if not (may_hide or (self._ddp is not None and self._ddp.every_step)):
             self._attend_at = min(due)
 
     def _check_captures(self, captures: StepCaptures, step: int, *, compiled: bool) -> int:
