@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "STEPSCOPE_TEST_TOKEN"
 C_HOOKS = "STEPSCOPE_C_HOOKS"
-"""All tests may run with hooks in C: ``STEPSCOPE_C_HOOKS=1 make test``."""
+"""All tests may run with hooks in Python: ``STEPSCOPE_C_HOOKS=0 make test``."""
 WITHOUT_BROWSER = "browser tests: "
 """How the reason begins for which those in ``tests/page`` are skipped."""
 FAILURES = "stepscope/failures"

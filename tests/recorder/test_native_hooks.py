@@ -142,15 +142,28 @@ def test_a_small_ring_several_times_around(module: Any, tmp_path: Path) -> None:
 # -- When hooks in C are used ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["", "0", "yes"])
-def test_they_are_off_by_default(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv(ENV_C_HOOKS, value)
-    assert bootstrap.recorder_class() is Recorder
+@pytest.mark.parametrize(
+    ("python", "machine", "expected"),
+    [((3, 10), "x86_64", True), ((3, 13), "x86_64", True), ((3, 99), "x86_64", False), ((3, 11), "aarch64", False)],
+)
+def test_by_default_they_are_used_where_they_were_tried(
+    monkeypatch: pytest.MonkeyPatch, python: tuple[int, int], machine: str, expected: bool
+) -> None:
+    for unset in ("", "yes"):
+        monkeypatch.setenv(ENV_C_HOOKS, unset)
+        assert native.are_wanted(python, machine) is expected
+    monkeypatch.delenv(ENV_C_HOOKS)
+    assert native.are_wanted(python, machine) is expected
+    for value, wanted in (("0", False), ("1", True)):
+        monkeypatch.setenv(ENV_C_HOOKS, value)
+        assert native.are_wanted(python, machine) is wanted
 
 
-def test_one_setting_turns_them_on(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_turns_them_on_and_off(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_C_HOOKS, "1")
     assert bootstrap.recorder_class().native is not None
+    monkeypatch.setenv(ENV_C_HOOKS, "0")
+    assert bootstrap.recorder_class() is Recorder
 
 
 def test_without_the_extension_hooks_are_in_python(

@@ -34,7 +34,6 @@ from stepscope.recorder.output import keep_output
 from stepscope.records import run_clock
 from stepscope.records.files import file_mode, folder_mode
 from stepscope.records.paths import (
-    ENV_C_HOOKS,
     ENV_CLAIM,
     ENV_CLAIMANT,
     ENV_RUN_DIR,
@@ -104,13 +103,10 @@ def current() -> Recorder | None:
 
 def recorder_class() -> type[Recorder]:
     """The recorder that this process gets, with hooks in Python or in C."""
+    from stepscope.recorder.hooks import native
     from stepscope.recorder.recorder import Recorder
 
-    if os.environ.get(ENV_C_HOOKS) == "1":
-        from stepscope.recorder.hooks import native
-
-        return native.recorder_class() or Recorder
-    return Recorder
+    return (native.recorder_class() if native.are_wanted() else None) or Recorder
 
 
 @failsafe

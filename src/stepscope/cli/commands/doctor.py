@@ -17,8 +17,9 @@ from typing import Literal
 from stepscope import __version__
 from stepscope.errors import UsageError
 from stepscope.page.assets import explain_unbuilt, is_built
+from stepscope.recorder.hooks import native
 from stepscope.records.files import PRIVATE
-from stepscope.records.paths import ENV_C_HOOKS, session_root
+from stepscope.records.paths import session_root
 from stepscope.records.redaction import REDACTED, kept_environment
 from stepscope.records.text import count_text, printable
 from stepscope.ring.layout import DEFAULT_CAPACITY, HEADER_BYTES, WORD_BYTES
@@ -67,8 +68,8 @@ def checks(runs: Path) -> Iterator[Check]:
             what="traces are read by Python alone, at less than half the speed",
             advice=NO_COMPILER,
         )
-    if os.environ.get(ENV_C_HOOKS) == "1" and importlib.util.find_spec("stepscope.recorder.hooks.native_hooks") is None:
-        yield Check(state="weak", what=f"all hooks are in Python, although {ENV_C_HOOKS} is 1", advice=NO_COMPILER)
+    if native.are_wanted() and importlib.util.find_spec("stepscope.recorder.hooks.native_hooks") is None:
+        yield Check(state="weak", what="all hooks are in Python, at twice the cost of those in C", advice=NO_COMPILER)
     yield _shared_memory()
     yield from _stale_sessions()
     yield _runs(runs)

@@ -1,4 +1,4 @@
-"""Hooks in C (``native_hooks.c``) for ordinary steps: an optional part, used with ``STEPSCOPE_C_HOOKS=1``.
+"""Hooks in C (``native_hooks.c``) for ordinary steps: an optional part, used by default where it has been tried.
 
 What torch and the script meet is a function in Python in each case, with the name, the attributes and the signature of
 the original.  All it does is check for dynamo where the hook in Python does, and call the hook in C.  So
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.ledger import NOT_NOW, CallObserver, LedgerMethods
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.paths import ENV_C_HOOKS
 from stepscope.records.steps import FORWARD, OPTIMIZER
 from stepscope.ring.layout import (
     ENTER,
@@ -37,7 +39,7 @@ from stepscope.ring.layout import (
     WRAP,
 )
 
-__all__ = ["NativeHooks", "extension", "recorder_class"]
+__all__ = ["NativeHooks", "are_wanted", "extension", "recorder_class"]
 
 EXTENSION = "stepscope.recorder.hooks.native_hooks"
 INTERFACE = 1
@@ -52,7 +54,19 @@ LAYOUT = (
 IS_GIL_ENABLED: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 """From Python 3.13 on it may be off."""
 
+TRIED_MACHINES = ("x86_64",)
+TRIED_PYTHONS = ((3, 10), (3, 11), (3, 12), (3, 13))
+"""With torch, on real jobs.  Elsewhere hooks in C are used only if the setting asks for them."""
+
 Call = Callable[..., Any]
+
+
+def are_wanted(python: tuple[int, int] = sys.version_info[:2], machine: str = os.uname().machine) -> bool:
+    """Whether this process should have hooks in C, by the setting or by default."""
+    setting = os.environ.get(ENV_C_HOOKS)
+    if setting in ("0", "1"):
+        return setting == "1"
+    return python in TRIED_PYTHONS and machine in TRIED_MACHINES
 
 
 def extension(is_gil_enabled: Callable[[], bool] = IS_GIL_ENABLED) -> Any:

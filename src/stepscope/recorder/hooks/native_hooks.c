@@ -1,4 +1,4 @@
-/* The hooks around ordinary calls in C: an optional part of Stepscope, used with STEPSCOPE_C_HOOKS=1.
+/* The hooks around ordinary calls in C: an optional part of Stepscope (see native.py).
 
    What the hooks in Python do in an ordinary step (write a word, call the original, write another word, end the step) is
    done here without their bytecode.  Whatever is not ordinary (a timed device, a sampled step, a closure, another thread,
