@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main"]
+__all__ = ["Training", "main"]
 
 HERE = Path(__file__).resolve().parent
 SETTLING_STEPS = 60
@@ -105,7 +105,8 @@ class Training:
         loss.item()
         return (time.perf_counter_ns() - begun_ns) / 1e6
 
-    def round(self, number: int, steps: int, **options: Any) -> Round:
+    def capture(self, number: int, **options: Any) -> tuple[list[float], dict[str, Any]]:
+        """Train until a capture is over: the milliseconds of the steps from its start on, and its report."""
         from stepscope.records.capture import CaptureOrder
         from stepscope.records.dataclass_json import encoded
         from stepscope.records.paths import CAPTURE_SUFFIX, CAPTURED_SUFFIX, TRACE_SUFFIX
@@ -113,7 +114,6 @@ class Training:
 
         assert self.recorder.ring is not None
         ring = self.recorder.ring.path
-        before = [self.step() for _ in range(steps)]
         captures: Any = self.recorder.captures
         order = CaptureOrder(
             id=f"round-{number}", ranks=(self.recorder.identity.rank,), at_step=0, steps=STEPS, warmup=WARMUP, **options
@@ -129,10 +129,15 @@ class Training:
                 inside.append(taken_ms)
             if inside and not captures.busy:
                 break
-        report = json.loads(captured.read_bytes())
+        report: dict[str, Any] = json.loads(captured.read_bytes())
         if report["state"] != "written":
             raise SystemExit(f"the capture failed: {report['problem']}")
         ring.with_suffix(TRACE_SUFFIX).unlink()
+        return inside, report
+
+    def round(self, number: int, steps: int, **options: Any) -> Round:
+        before = [self.step() for _ in range(steps)]
+        inside, report = self.capture(number, **options)
         after = [self.step() for _ in range(steps)]
         usual_ms = statistics.median(before)
         # The warm-up begins at the end of the first of these steps; stop and writing are in the last.

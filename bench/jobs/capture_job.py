@@ -1,13 +1,15 @@
-"""A data-parallel job on CPU of which one rank becomes slow in an operator or a line.  Knows nothing of Stepscope.
+"""A data-parallel job of which one rank becomes slow in an operator or a line.  Knows nothing of Stepscope.
 
     torchrun --nproc-per-node 4 capture_job.py --fault operator --rank 2 --at 250 --marks FILE
 
-A step takes about 25 ms, most of it asleep, so that four ranks fit on two cores.  ``--marks FILE`` gets a line with the
+A step takes about 25 ms, most of it asleep, so that four ranks fit on two cores.  With ``--device cuda`` ranks are on
+NCCL and may share a GPU.  ``--marks FILE`` gets a line with the
 time when the fault begins.  The line of code at fault is in the function that ends with a comment ``fault: NAME``.
 """
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 
@@ -17,7 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 FAULTS = ("none", "operator", "line")
-SIZE = 512
+SIZE = {"cpu": 512, "cuda": 6144}
+"""Of a matrix; one product takes about 3 ms on a slow core, and on an H200."""
 
 
 def options():
@@ -29,6 +32,7 @@ def options():
     parser.add_argument("--pace-ms", type=float, default=20.0)
     parser.add_argument("--products", type=int, default=12)
     parser.add_argument("--marks", default="")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     return parser.parse_args()
 
 
@@ -65,22 +69,35 @@ class Net(nn.Module):
         return self.second(hidden)
 
 
+def join(kind):
+    if kind == "cpu":
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    rank, gpus = int(os.environ["RANK"]), torch.cuda.device_count()
+    if gpus < int(os.environ["WORLD_SIZE"]):  # NCCL lets ranks share a GPU if it takes them for different hosts
+        os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    return device
+
+
 class Job:
     def __init__(self, args):
         self.args = args
-        dist.init_process_group("gloo")
+        self.device = join(args.device)
         torch.manual_seed(0)
         torch.set_num_threads(1)
         self.rank, self.step = dist.get_rank(), 0
-        self.square = torch.ones(SIZE, SIZE)
-        self.model = DistributedDataParallel(Net(self))
+        self.square = torch.ones(SIZE[args.device], SIZE[args.device], device=self.device)
+        self.model = DistributedDataParallel(Net(self).to(self.device))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
 
     def slow(self, fault):
         return fault == self.args.fault and self.rank == self.args.rank and self.step >= self.args.at
 
     def train(self):
-        batch = torch.ones(8, 64)
+        batch = torch.ones(8, 64, device=self.device)
         while self.step < self.args.steps:
             if self.step == self.args.at and self.rank == 0 and self.args.marks:
                 Path(self.args.marks).write_text(json.dumps({"step": self.step, "wall_s": time.time()}))

@@ -531,6 +531,7 @@ def test_how_often_is_chosen_also_for_gpus() -> None:
     assert capture_settings("keep=1GB").on_gpus is False
     assert capture_settings("2") == CaptureSettings(most_per_hour=2, on_gpus=True)
     assert capture_settings("off").most_per_hour == 0
+    assert capture_settings("", unloads_cupti=True) == CaptureSettings(most_per_hour=4, on_gpus=True)
 
 
 def test_not_at_once_and_not_while_compiling(world: World) -> None:

@@ -39,7 +39,7 @@ from stepscope.hub.live.step_arrays import Planes
 from stepscope.page.links import page_link
 from stepscope.records import run_clock
 from stepscope.records.finding_history import ENDED
-from stepscope.records.paths import ENV_CAPTURE
+from stepscope.records.paths import ENV_CAPTURE, TEARDOWN_CUPTI
 from stepscope.records.text import say
 from stepscope.store.captures import CAPTURES_JUDGED, CaptureSettings, capture_settings, read_captures
 from stepscope.store.documents import read_meta
@@ -258,7 +258,7 @@ class RunJudge:
 
 def _capture_settings(environ: Mapping[str, str]) -> CaptureSettings:
     try:
-        return capture_settings(environ.get(ENV_CAPTURE, ""))
+        return capture_settings(environ.get(ENV_CAPTURE, ""), unloads_cupti=environ.get(TEARDOWN_CUPTI) == "1")
     except UsageError as error:
         say(f"{ENV_CAPTURE}: {error}; the default applies")
         return CaptureSettings()

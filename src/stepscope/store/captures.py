@@ -79,15 +79,16 @@ class CaptureSettings:
     most_per_hour: int = 4
     """Captures because of findings; 0: only what is requested.  Each slows a few steps."""
     on_gpus: bool = False
-    """Whether also jobs on GPUs are captured because of findings: only if the number was chosen.  torch keeps CUPTI
-    loaded after a capture, which slows the steps of a job that is bound by its host by 10 to 20% for good."""
+    """Whether also jobs on GPUs are captured because of findings: only if the number was chosen, or if the job has
+    ``TEARDOWN_CUPTI=1``.  Otherwise torch keeps CUPTI loaded after a capture, which slows the steps of a job that is
+    bound by its host by 17 to 21% until it ends (bench/capture_after.py, H200)."""
     most_bytes: int = CAPTURES_BYTES
     """Of all traces of the run."""
 
 
-def capture_settings(text: str) -> CaptureSettings:
+def capture_settings(text: str, *, unloads_cupti: bool = False) -> CaptureSettings:
     """Read ``off``, ``2``, ``keep=10GB`` or ``2,keep=10GB``; UsageError if it is something else."""
-    found = CaptureSettings()
+    found = CaptureSettings(on_gpus=unloads_cupti)
     for word in filter(None, (word.strip() for word in text.split(","))):
         name, _, value = word.rpartition("=")
         size = _SIZE.fullmatch(value)
