@@ -735,10 +735,50 @@ def test_nvtx_ranges_for_nsight(sampled_job: Job) -> None:
     assert names[begin : names.index("stepscope.step 4")] == [
         *("stepscope.step 3", "stepscope.forward", "stepscope.layer Sequential"),
         *("stepscope.layer 0", "stepscope.layer 1", "stepscope.layer 2"),
-        *("stepscope.backward", "stepscope.optimizer"),
+        *("stepscope.backward", "stepscope.layer 2 backward", "stepscope.layer 1 backward"),
+        *("stepscope.layer 0 backward", "stepscope.optimizer"),
     ]
-    assert set(range(begin + 8)) <= set(ended)
+    assert set(range(begin + 11)) <= set(ended)
     assert len(ended) == len(set(ended))
+
+
+def test_nvtx_ranges_of_backward_follow_each_other_and_end_where_backward_fails(sampled_job: Job) -> None:
+    """They cross autograd's own ranges, which are on the same thread; each ends before the next one begins."""
+    done: list[str] = []
+
+    def start(name: str) -> str:
+        if name.endswith(" backward"):
+            done.append(name)
+        return name
+
+    def end(name: str) -> None:
+        if name.endswith(" backward"):
+            done.append(f"end of {name}")
+
+    labels = sampled_job.recording.recorder.labels
+    assert isinstance(labels, Labels)
+    sampled_job.train(1)
+    labels.use_nvtx(SimpleNamespace(range_start=start, range_end=end))
+    sampled_job.train(3)
+    layers = [f"stepscope.layer {name} backward" for name in (2, 1, 0)]
+    once = [text for layer in layers for text in (layer, f"end of {layer}")]
+    assert done == 2 * once
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            raise ValueError("in backward")
+
+    done.clear()
+    with pytest.raises(ValueError, match="in backward"):
+        sampled_job.model(Fails.apply(torch.randn(4, 8, requires_grad=True))).sum().backward()
+    assert done == once[:5]
+    sampled_job.train(1)
+    assert done == [*once, *once]
 
 
 def test_nvtx_without_cuda_leaves_the_labels_of_profilers(nvtx_job: Job) -> None:

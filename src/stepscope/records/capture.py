@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 __all__ = [
+    "BACKWARD_END",
     "BASELINE",
     "CAPTURE_STEPS",
     "CAPTURE_WARMUP",
@@ -49,6 +50,8 @@ STEP_LABEL, PHASE_LABEL = "stepscope.step ", "stepscope."
 """In a trace, the names of our ranges: ``stepscope.step 123`` and, within it, ``stepscope.forward``."""
 LAYER_LABEL = "stepscope.layer "
 """Followed by the name of a module, ``layers.0.attention``: its forward in a step whose layers are sampled."""
+BACKWARD_END = " backward"
+"""What follows that name where the label is of the module's backward."""
 PROFILER_STEP = "ProfilerStep#"
 """How torch's profiler names steps; in our captures followed by our number of the step."""
 CaptureReason = Literal["request", "finding", "schedule", "baseline"]
@@ -142,6 +145,8 @@ class Difference:
     phase: str = ""
     line: str = ""
     """``FILE:LINE`` of the script, if the traces have stacks."""
+    layer: str = ""
+    """Of an operator or kernel: the module or compiled region with most of the difference, if the traces show it."""
     text: str = ""
     """As a sentence."""
 

@@ -13,8 +13,10 @@ profiles, the label of a step is only a mark where it begins: a range of the scr
 before the first phase, and one label may not cross another.
 
 Layers are labeled by the hooks of a sampled step (``recorder/layers/sampled_step.py``), in forward.  A phase inside a
-layer (an exchange) ends the labels of its layers and begins them anew.  There are none in backward: torch's profiler
-has its own ranges there, in which the marks between layers begin and do not end.
+layer (an exchange) ends the labels of its layers and begins them anew.  In backward there are only NVTX ranges: torch's
+profiler has its own ranges there, in which the marks between layers begin and do not end.  NVTX ranges that are started
+and ended by their number may cross those that the script pushes and pops, and end on another thread.  For torch's
+profiler, the analysis of the trace finds the layer by autograd's sequence numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 from stepscope.recorder.guard import failsafe, immortal
 from stepscope.recorder.ledger import DeviceMarks
 from stepscope.recorder.recorder import Recorder
-from stepscope.records.capture import LAYER_LABEL, PHASE_LABEL, PROFILER_STEP, STEP_LABEL
+from stepscope.records.capture import BACKWARD_END, LAYER_LABEL, PHASE_LABEL, PROFILER_STEP, STEP_LABEL
 from stepscope.records.steps import OTHER
 from stepscope.ring.layout import CODE_MASK, ENTER, TIME_SHIFT
 
@@ -49,6 +51,8 @@ class Labels:
         self._steps: list[_Label] = []
         self._layers: list[_Label] = []
         """Layers that are being called, the outermost first."""
+        self._backward_ranges: list[Any] = []
+        """The NVTX range of the layer whose backward runs; autograd may run it on a thread of its own."""
         self._next: int | None = None
         """The step that begins at the next change of phase."""
         self.at_next_phase: Callable[[], object] | None = None
@@ -64,6 +68,7 @@ class Labels:
         """In a forked child, and when hooks are removed: the labels in progress are never ended."""
         immortal([self._phase, self._steps, self._layers])
         self._phase, self._steps, self._layers, self._next = None, [], [], None
+        self._backward_ranges = []  # their numbers may be reused
         self._users = set(self._always)
         self.numbers_steps, self.at_next_phase = False, None
         self.detach()
@@ -149,6 +154,20 @@ class Labels:
             return  # its label ended with the profiler, or with a phase that an exception ended
         while self._layers.pop().end() != LAYER_LABEL + name:
             pass
+
+    @failsafe
+    def backward_reaches(self, name: str) -> None:
+        """Autograd is about to run the backward of this module, in a sampled step; that of the last one is over."""
+        self.backward_ends()
+        if self._nvtx is not None and self._users:
+            self._backward_ranges.append(self._nvtx.range_start(f"{LAYER_LABEL}{name}{BACKWARD_END}"))
+
+    @failsafe
+    def backward_ends(self) -> None:
+        """No module's backward runs any longer."""
+        ranges, self._backward_ranges = self._backward_ranges, []
+        for number in ranges:
+            self._nvtx.range_end(number)
 
     def _before_phase(self, begun: int) -> None:
         """Do what was to be done before this phase, whose word was just written: so its word is written anew."""

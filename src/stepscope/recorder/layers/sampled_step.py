@@ -62,6 +62,10 @@ class LayerLabels(Protocol):
 
     def layer_ends(self, name: str) -> None: ...
 
+    def backward_reaches(self, name: str) -> None: ...
+
+    def backward_ends(self) -> None: ...
+
 
 # -- The step ---------------------------------------------------------------------------------------------------------
 
@@ -81,7 +85,7 @@ class SampledStep:
         gradients: bool,
         labels: LayerLabels | None = None,
     ) -> None:
-        """``labels``: forward is labeled, because a profiler is active."""
+        """``labels``: layers are labeled, because a profiler is active."""
         self._torch = torch
         self._labels = labels
         self._ledger = ledger
@@ -133,6 +137,7 @@ class SampledStep:
     def remove(self) -> None:
         """Remove the hooks; marks in a graph that is still alive do nothing from now on."""
         self._over = True
+        self._label_backward_end()
         # torch does not forget on removal that the hook wants keyword arguments.
         with_kwargs = self._torch.nn.modules.module._global_forward_hooks_with_kwargs
         while self._handles:
@@ -233,6 +238,7 @@ class SampledStep:
         if self._graph is not None:
             self._graph.begin()
         self._times.node = -1  # if the last backward failed, its end was not seen
+        self._label_backward_end()
         self._outermost = at
         self._inputs.layouts.clear()
         return True
@@ -319,6 +325,9 @@ class SampledStep:
         if times.marks is not None:
             times.since_mark = times.marks.mark()
             times.own_marks.append((mark, times.since_mark))
+        # Compiled autograd calls marks while it traces.
+        if self._labels is not None and not torch.compiler.is_dynamo_compiling():
+            self._labels.backward_reaches(self._nodes.names[at])
         times.since_ns = self._now()
         self.own_ns += times.since_ns - here_ns
         self._inside = False
@@ -328,6 +337,12 @@ class SampledStep:
         if self._times.node >= 0 and not self._over:
             self._times.end_backward(self._now())
         self._times.node = -1
+        if not self._over:
+            self._label_backward_end()
+
+    def _label_backward_end(self) -> None:
+        if self._labels is not None:
+            self._labels.backward_ends()
 
     # -- Figures --------------------------------------------------------------------------------------------------
 
