@@ -14,12 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.records.capture import BACKWARD_END, LAYER_LABEL
+from stepscope.traces.host.stalls import regions_of
 from stepscope.traces.model.columns import Ints, Kind, Rows, Slices
 from stepscope.traces.model.tables import Table, table_of
 from stepscope.traces.model.window import Groups, Nest, Window, innermost_at, medians, nest_of, padded, sums
 
 __all__ = [
     "MemoryCurve",
+    "Modules",
     "memory_of",
     "memory_peak_table",
     "memory_table",
@@ -30,6 +33,7 @@ __all__ = [
     "operators_by_source",
     "operators_table",
     "user_annotations",
+    "with_inner",
 ]
 
 
@@ -188,15 +192,23 @@ def _table(
 # The tree of ``nn.Module`` calls: time on the host, device work, and their backward.
 #
 # A module is identified by its path of calls (``Net_0/Sequential_0/Linear_1``; the profiler numbers the instances of a
-# class), so one that is called from two places has two nodes. All times include nested calls. *Backward* is what
-# autograd ran for the module's forward operators, found by their sequence numbers. TorchScript traces have no module
-# calls but operators with a ``Module Hierarchy``; there, each call is an operator.
+# class), so one that is called from two places has two nodes. All times include nested calls. A region that
+# ``torch.compile`` made is a node, too: the modules in it leave no calls. Without ``with_stack``, a trace has no module
+# calls either; the labels of sampled layers (``stepscope.layer decoder.0``) take their place. TorchScript traces have
+# operators with a ``Module Hierarchy``; there, each call is an operator.
+#
+# *Backward* is what autograd ran for the module's forward operators, found by their sequence numbers: exactly what the
+# arrows in the trace link. It includes the calls that activation checkpointing repeats inside autograd's operators;
+# each belongs to the module that it repeats, which was called next to a module around the forward operator. What has no
+# sequence number belongs to no module: ``AccumulateGrad``, and the hooks in it (DDP's buckets).
 
 PREFIX = "nn.Module: "
 LIMIT = 1000
 NUMBER = re.compile(r"_\d+$")
 HIERARCHY = re.compile(r"([^.()]+)\(([^()]*)\)")
 """``SELF(Net)::forward.fc1(Linear)::forward``: name and class of each."""
+COMPILED_REGION, LABELED = "compiled region", "layer"
+"""In place of the class, where the trace does not have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,17 +219,27 @@ class Modules:
     name: list[str]
     kind: list[str]
     """The class."""
+    full_name: list[str]
+    """The name, but of a label with what is around it: ``layers.0.mlp``."""
     calls: Ints
+    """Without those that are repeated in backward, as in ``host_ns``."""
     host_ns: Ints
+    backward_host_ns: Ints
     of: NDArray[np.int32]
     """[slices]; the innermost module around a host row, for autograd's that of the forward operator; −1: none."""
+    backward: NDArray[np.bool_]
+    """[slices]; rows that belong to the module's backward."""
 
     def path(self, node: int) -> str:
-        names = []
+        return "/".join(self.name[at] for at in self.line(node))
+
+    def line(self, node: int) -> list[int]:
+        """Return the nodes from the outermost to this one."""
+        nodes = []
         while node >= 0:
-            names.append(self.name[node])
+            nodes.append(node)
             node = self.parent[node]
-        return "/".join(reversed(names))
+        return nodes[::-1]
 
 
 class _Tree:
@@ -226,42 +248,141 @@ class _Tree:
         self.parent: list[int] = []
         self.name: list[str] = []
         self.kind: list[str] = []
+        self.full_name: list[str] = []
 
-    def node(self, parent: int, name: str, kind: str) -> int:
+    def node(self, parent: int, name: str, kind: str, full_name: str = "") -> int:
         at = self.known.setdefault((parent, name), len(self.parent))
         if at == len(self.parent):
             self.parent.append(parent)
             self.name.append(name)
             self.kind.append(kind)
+            self.full_name.append(full_name or name)
         return at
+
+    def child_nearby(self, node: int, name: str) -> int | None:
+        """Return the child with this name of a node or of one around it, the innermost; None: there is none."""
+        while node >= 0 and (node, name) not in self.known:
+            node = self.parent[node]
+        return self.known.get((node, name))
 
 
 def modules_of(window: Window, times: OperatorTimes) -> Modules | None:
     """Build the tree; None if the trace has no modules."""
-    trace = window.trace
-    pythons = window.rows_of((Kind.PYTHON,))
-    named = trace.names_where(lambda name: name.startswith(PREFIX))
-    rows = pythons[named[trace.slices.name[pythons]]]
+    trace, host = window.trace, window.host
     tree = _Tree()
     own = np.full(len(trace), -1, np.int32)
-    if len(rows):
-        mask = window.host.mask(rows)
-        above = window.calls.holder(mask)[rows]
-        node_of = {-1: -1}
-        names = {code: trace.strings[code][len(PREFIX) :] for code in np.unique(trace.slices.name[rows]).tolist()}
-        for row, holder, code in zip(rows.tolist(), above.tolist(), trace.slices.name[rows].tolist(), strict=True):
-            name = names[code]
-            node_of[row] = tree.node(node_of[holder], name, NUMBER.sub("", name))
-        own[rows] = [node_of[row] for row in rows.tolist()]
-        calls = np.bincount(own[rows], minlength=len(tree.parent))
-        host_ns = sums(own[rows], trace.slices.dur_ns[rows], len(tree.parent))
-    elif (trace.ops.module >= 0).any():
+    rows = _module_rows(window)
+    repeated: Rows = rows[:0]
+    if not len(rows) and (trace.ops.module >= 0).any():
         calls, host_ns = _from_hierarchy(window, times, tree, own)
     else:
-        return None
-    of = padded(own)[window.calls.nearest(own >= 0)]
-    of = np.where(window.host.forward_of >= 0, padded(of)[window.host.forward_of], of)
-    return Modules(parent=tree.parent, name=tree.name, kind=tree.kind, calls=calls, host_ns=host_ns, of=of)
+        rows = np.sort(np.concatenate([rows, regions_of(window)]))
+        if not len(rows):
+            return None
+        repeated = _from_calls(window, rows, tree, own)
+        once = rows[~host.mask(repeated)[rows]]
+        calls = np.bincount(own[once], minlength=len(tree.parent))
+        host_ns = sums(own[once], trace.slices.dur_ns[once], len(tree.parent))
+    of = _innermost(window, own)
+    # The outermost of backward's rows, and in them the repeated calls: without each other, they add up.
+    beginnings = nest_of(window.calls, np.flatnonzero((host.created_by >= 0) | host.mask(repeated)).astype(np.int32))
+    owners = of[beginnings.rows]
+    own_ns = sums(owners[owners >= 0], _self_ns(trace.slices, beginnings)[owners >= 0], len(tree.parent))
+    return Modules(
+        parent=tree.parent,
+        name=tree.name,
+        kind=tree.kind,
+        full_name=tree.full_name,
+        calls=calls,
+        host_ns=host_ns,
+        backward_host_ns=with_inner(own_ns, tree.parent),
+        of=of,
+        backward=beginnings.around[:-1] >= 0,
+    )
+
+
+def _module_rows(window: Window) -> Rows:
+    """Return the calls of modules or, if there are none, the labels of layers."""
+    trace = window.trace
+    pythons = window.rows_of((Kind.PYTHON,))
+    calls = pythons[trace.names_where(_is_module)[trace.slices.name[pythons]]]
+    if len(calls):
+        return calls
+    marked = window.host.annotations
+    return marked[trace.names_where(_is_layer_label)[trace.slices.name[marked]]]
+
+
+def _is_module(name: str) -> bool:
+    return name.startswith(PREFIX)
+
+
+def _is_layer_label(name: str) -> bool:
+    return name.startswith(LAYER_LABEL)
+
+
+def _from_calls(window: Window, rows: Rows, tree: _Tree, own: NDArray[np.int32]) -> Rows:
+    """Fill ``own`` for calls, labels and regions; return those that belong to backward."""
+    host, slices, strings = window.host, window.trace.slices, window.trace.strings
+    mask = host.mask(rows)
+    nearest, holder = window.calls.nearest(mask), window.calls.holder(mask)[rows]
+    depth = padded(window.calls.depth)
+    engine = host.backward_op[rows]
+    in_engine = (engine >= 0) & (depth[engine] > np.where(holder >= 0, depth[holder], -1))
+    around = padded(nearest)[padded(host.created_by)[engine]]
+    repeated = []
+    in_backward = {-1: False}
+    columns = (rows, slices.name[rows], holder, in_engine, around)
+    for row, code, above, apart, forward in zip(*(column.tolist() for column in columns), strict=True):
+        name, kind = _named_module(strings[code])
+        labeled = kind == LABELED and name.endswith(BACKWARD_END)
+        in_backward[row] = apart or labeled or in_backward[above]
+        if in_backward[row]:
+            repeated.append(row)
+        if labeled:
+            own[row] = _labeled_node(tree, name.removesuffix(BACKWARD_END))
+            continue
+        parent, full_name = (-1 if above < 0 else int(own[above])), name
+        if apart:
+            known = tree.child_nearby(-1 if forward < 0 else int(own[forward]), name)
+            if known is not None:
+                own[row] = known
+                continue
+            parent = -1
+        elif kind == LABELED and parent >= 0:
+            name = name.removeprefix(f"{tree.full_name[parent]}.")
+        own[row] = tree.node(parent, name, kind, full_name)
+    return np.array(repeated, np.int32)
+
+
+def _labeled_node(tree: _Tree, full_name: str) -> int:
+    """Return the node of a label in forward, or a new one."""
+    if full_name in tree.full_name:
+        return tree.full_name.index(full_name)
+    return tree.node(-1, full_name, LABELED)
+
+
+def _named_module(name: str) -> tuple[str, str]:
+    """Return name and class."""
+    if name.startswith(PREFIX):
+        name = name.removeprefix(PREFIX)
+        return name, NUMBER.sub("", name)
+    if name.startswith(LAYER_LABEL):
+        return name.removeprefix(LAYER_LABEL), LABELED
+    return name, COMPILED_REGION
+
+
+def _innermost(window: Window, own: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return ``Modules.of``: the nearest around a row decides, a module or an operator of autograd (by its forward)."""
+    created_by = window.host.created_by
+    nearest = padded(window.calls.nearest((own >= 0) | (created_by >= 0)))
+    known = padded(own)
+    at = nearest[:-1]
+    # In a second backward the forward operator is itself autograd's. Each is earlier than the next: this ends.
+    left = np.flatnonzero((at >= 0) & (known[at] < 0))
+    while len(left):
+        at[left] = nearest[created_by[at[left]]]
+        left = left[(at[left] >= 0) & (known[at[left]] < 0)]
+    return known[at]
 
 
 def _from_hierarchy(window: Window, times: OperatorTimes, tree: _Tree, own: NDArray[np.int32]) -> tuple[Ints, Ints]:
@@ -281,10 +402,10 @@ def _from_hierarchy(window: Window, times: OperatorTimes, tree: _Tree, own: NDAr
     count = len(tree.parent)
     outer = there & (padded(of)[times.nest.above] != of)
     host_ns = sums(of[there], times.host_self_ns[there], count)
-    return np.bincount(of[outer], minlength=count), _with_inner(host_ns, tree.parent)
+    return np.bincount(of[outer], minlength=count), with_inner(host_ns, tree.parent)
 
 
-def _with_inner(values: Ints, parent: list[int]) -> Ints:
+def with_inner(values: Ints, parent: list[int]) -> Ints:
     """Add to each node's value those of all its descendants."""
     out = values.tolist()
     for node in range(len(parent) - 1, -1, -1):
@@ -296,15 +417,14 @@ def _with_inner(values: Ints, parent: list[int]) -> Ints:
 def modules_table(window: Window, times: OperatorTimes, found: Modules) -> Table:
     """List the modules in tree order; of very many, the heaviest and their ancestors."""
     count = len(found.parent)
-    of, backward = found.of[times.rows], window.host.forward_of[times.rows] >= 0
+    of, backward = found.of[times.rows], found.backward[times.rows]
     there = of >= 0
 
     def total(values: Ints, which: NDArray[np.bool_]) -> Ints:
-        return _with_inner(sums(of[which], values[which], count), found.parent)
+        return with_inner(sums(of[which], values[which], count), found.parent)
 
     device_ns = total(times.device_self_ns, there & ~backward)
     backward_device_ns = total(times.device_self_ns, there & backward)
-    backward_host_ns = total(times.host_self_ns, there & backward)
     weight = device_ns + backward_device_ns if device_ns.any() else found.host_ns
     shown = set(np.argsort(-weight, kind="stable")[:LIMIT].tolist())
     children: dict[int, list[int]] = {}
@@ -317,11 +437,14 @@ def modules_table(window: Window, times: OperatorTimes, found: Modules) -> Table
         if node not in shown:
             continue
         path = f"{path}/{found.name[node]}" if path else found.name[node]
-        times_ns = (found.host_ns[node], backward_host_ns[node], device_ns[node], backward_device_ns[node])
+        times_ns = (found.host_ns[node], found.backward_host_ns[node], device_ns[node], backward_device_ns[node])
         rows.append((path, found.kind[node], depth, int(found.calls[node]), *(int(value) for value in times_ns)))
         stack += [(child, depth + 1, path) for child in reversed(children.get(node, []))]
     columns = ("module", "class", "depth", "calls", "host_ns", "backward_host_ns", "device_ns", "backward_device_ns")
-    note = "Times include nested calls; backward is what autograd ran for the module's forward operators."
+    note = (
+        "Times include nested calls; backward is what autograd ran for the module's forward operators, with what"
+        " activation checkpointing repeated."
+    )
     return Table(
         name="modules", title="Modules", columns=columns, rows=tuple(rows), left_out=count - len(rows), note=note
     )

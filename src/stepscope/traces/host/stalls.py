@@ -28,10 +28,12 @@ __all__ = [
     "compiling_of",
     "compiling_table",
     "holes_table",
+    "is_region",
     "loader_rows",
     "loading_of",
     "loading_table",
     "pauses_of",
+    "regions_of",
     "stops_of",
     "syncs_of",
     "syncs_table",
@@ -233,7 +235,7 @@ def compiling_of(window: Window) -> Compiling:
     marked = np.sort(np.concatenate([window.host.ops, window.host.annotations]))
     phases = compile_rows(window)
     compile_ns = intervals.total(intervals.merge(slices.start_ns[phases], slices.end_ns[phases]))
-    regions = _named(window, marked, REGION)
+    regions = regions_of(window)
     holder = window.calls.holder(window.host.mask(regions))[regions] if len(regions) else regions
     inside = regions[holder >= 0]
     steps = window.step_of[inside]
@@ -251,6 +253,16 @@ def compiling_of(window: Window) -> Compiling:
         regions=tuple(sorted(((name, *values) for name, values in by_name.items()), key=lambda each: -each[2])),
         compiled=compiled,
     )
+
+
+def regions_of(window: Window) -> Rows:
+    """Return the calls of compiled regions."""
+    return _named(window, np.sort(np.concatenate([window.host.ops, window.host.annotations])), REGION)
+
+
+def is_region(name: str) -> bool:
+    """Whether it is the name of a compiled region."""
+    return REGION.match(name) is not None
 
 
 def compile_rows(window: Window) -> Rows:

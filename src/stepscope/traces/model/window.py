@@ -535,6 +535,16 @@ class HostView:
     @cached_property
     def forward_of(self) -> Rows:
         """[slices]; the forward operator for autograd's operators and everything inside them; −1: none."""
+        return padded(self.created_by)[self.backward_op]
+
+    @cached_property
+    def backward_op(self) -> Rows:
+        """[slices]; the autograd operator that a host row is or is inside, the innermost whose forward is known."""
+        return self.calls.nearest(self.created_by >= 0)
+
+    @cached_property
+    def created_by(self) -> Rows:
+        """[slices]; for autograd's operators themselves, the forward operator that created their node; −1: none."""
         ops, slices = self.trace.ops, self.trace.slices
         out = np.full(len(self.trace), -1, np.int32)
         numbered = (ops.sequence >= 0) & self.mask(self.ops)[ops.row]
@@ -554,8 +564,7 @@ class HostView:
                     best, most = found, count
             if best is not None:
                 out[ops.row[own]] = best
-        linked = self.calls.nearest(out >= 0)
-        return padded(out)[linked]
+        return out
 
 
 def _last_before(sequence: Ints, row: Rows, forward: NDArray[np.int64], backward: NDArray[np.int64]) -> Rows:
