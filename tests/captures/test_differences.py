@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.traces import MadeTrace
 from trace_jobs import MadeJob
 
 from stepscope.captures.differences import changes_of, differences_of
@@ -65,6 +66,102 @@ def test_the_innermost_that_explains_half_is_named() -> None:
         ),
         "Rank 0 waits 30.0 ms longer per step for others than rank 2.",
     ]
+
+
+def test_the_layer_with_half_of_the_difference_is_named() -> None:
+    block, linear = ("Block_2",), ("Block_2", "Linear_5")
+    peer = times(0, 30.0, piece("aten::mm", 10.0, 8, layers={("Block_0",): 9 * MS, linear: MS}))
+
+    def named(layers: dict[tuple[str, ...], int], name: str = "aten::mm", **about: Any) -> tuple[str, str]:
+        first = differences_of([peer, times(1, 60.0, piece(name, 40.0, 8, layers=layers, **about))])[0]
+        return first.layer, first.text.split(" in backward")[1].split(", from")[0]
+
+    assert named({("Block_0",): 10 * MS, block: 5 * MS, linear: 25 * MS}) == ("Linear_5", " of layer Linear_5")
+    assert named({block: 10 * MS, linear: 10 * MS, ("Block_2", "Linear_4"): 10 * MS}) == (
+        "Block_2",
+        " of layer Block_2",
+    )
+    assert named({("Block_0",): 19 * MS, block: 10 * MS, ("Block_1",): 11 * MS}) == ("", ""), "no layer has half of it"
+    assert named({}) == ("", "")
+    region = "Torch-Compiled Region: 0/1"
+    for around, place in (((), region), (("Block_1",), f"{region} in layer Block_1"), ((f"{region[:-1]}0",), region)):
+        layers = {(*around, region): 40 * MS}
+        assert named(layers, "CompiledFunctionBackward") == (region, f" of {place}")
+    assert named({("Block_1", region): 40 * MS}, region) == ("Block_1", " of layer Block_1"), "not of itself"
+
+
+def made_step(rank: int, slow_us: float, *, layer: str = "Linear_2", stacks: bool = True) -> RankTimes:
+    """Six steps of a model with two layers; in the backward of one, each of three operators takes so long."""
+    made = MadeTrace(rank=rank, world_size=2)
+    length = 70_000 + 3 * slow_us
+    for step in range(6):
+        at = step * length
+        made.annotation(f"stepscope.step {step}", at, length)
+        made.annotation("stepscope.forward", at + 10, 10_000)
+        made.annotation("stepscope.backward", at + 20_000, length - 30_000)
+        if stacks:
+            made.python("nn.Module: Net_0", at + 20, 9_000)
+        for number in (1, 2):
+            start = at + number * 1_000
+            if stacks:
+                made.python(f"nn.Module: Linear_{number}", start, 900)
+            elif layer:
+                made.op(f"Torch-Compiled Region: 0/{number}", start, 900)
+            made.op("aten::linear", start + 10, 800, **{"Sequence number": step * 10 + number})
+        for number, start in ((2, at + 21_000), (1, at + 55_000)):
+            dur_us = slow_us if layer == f"Linear_{number}" else 100
+            about = {"Sequence number": step * 10 + number, "Fwd thread id": 1}
+            made.op("LinearBackward0", start, 3 * dur_us + 100, **about)
+            for place, name in enumerate(("aten::mm", "aten::sum", "aten::mul")):
+                made.op(name, start + 10 + place * (dur_us + 10), dur_us)
+    window = window_of(made.trace())
+    return rank_times_of(window, exchanges_of(window, rank), rank)
+
+
+def test_a_layer_is_named_in_backward_if_no_operator_explains_enough() -> None:
+    slow, peer = made_step(1, 10_000), made_step(0, 100)
+    first, *others = differences_of([slow, peer])
+    assert first.text == (
+        "Rank 1 spends 29.7 ms more per step than rank 0 in LinearBackward0 in backward of layer Linear_2."
+    )
+    assert ("layer", "Linear_2", "backward", "") in {
+        (each.what, each.name, each.phase, each.layer) for each in others
+    }, "as much as the operator that is around all of it"
+    assert {
+        piece.name: (piece.work_ns, piece.calls)
+        for piece in slow.pieces
+        if piece.phase == "backward" and piece.what == "layer"
+    } == {
+        "Linear_1": (400_000, 5),
+        "Linear_2": (30_100_000, 5),
+    }
+    (mm,) = (piece for piece in slow.pieces if piece.name == "aten::mm")
+    assert mm.layers == {("Linear_1",): 100_000, ("Linear_2",): 10_000_000}
+
+
+def test_compiled_code_is_named_without_stacks() -> None:
+    first = differences_of([made_step(1, 10_000, stacks=False), made_step(0, 100, stacks=False)])[0]
+    assert first.text == (
+        "Rank 1 spends 29.7 ms more per step than rank 0 in LinearBackward0 in backward of Torch-Compiled Region: 0/2."
+    )
+
+
+@pytest.mark.parametrize("sampled", [(0, 1, 2, 3, 4), (2,)])
+def test_labels_of_layers_count_if_all_steps_have_them(sampled: tuple[int, ...]) -> None:
+    made = MadeTrace()
+    for step in range(6):
+        at = step * 1_000.0
+        made.annotation(f"stepscope.step {step}", at, 1_000)
+        made.annotation("stepscope.forward", at + 10, 500)
+        if step in sampled:
+            made.annotation("stepscope.layer Net", at + 15, 300)
+            made.annotation("stepscope.layer parts.0", at + 16, 120)
+            made.annotation("stepscope.layer parts.1", at + 200, 100)
+        made.op("aten::linear", at + 20, 100)
+    window = window_of(made.trace())
+    (linear,) = (each for each in rank_times_of(window, exchanges_of(window, 0), 0).pieces if each.what == "operator")
+    assert linear.layers == ({("parts.0",): 100_000} if len(sampled) == 5 else {})
+    assert linear.phase == "forward", "a layer's label is not one of a phase"
 
 
 def test_more_calls_are_another_cause_than_longer_ones() -> None:

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from stepscope.captures.rank_times import Piece, RankTimes
+from stepscope.captures.rank_times import Names, Piece, RankTimes
 from stepscope.judge import thresholds
 from stepscope.records.capture import Difference
 from stepscope.records.text import ns_text, phase_place, printable
+from stepscope.traces.host.stalls import is_region
 from stepscope.traces.model.kernel_names import fitted, short_name
 
 __all__ = ["changes_of", "differences_of"]
@@ -190,7 +191,8 @@ def _difference(piece: Piece, other: Piece | None, pair: _Pair, extra_ns: int) -
     shown = fitted(short_name(name), SHOWN_NAME) if piece.what == "kernel" else ""
     line = printable(piece.line)[:LONGEST_NAME]
     function = printable(piece.function)[:LONGEST_NAME]
-    place = _place(piece, shown or name, line, function)
+    layer = _layer(piece, other)
+    place = _place(piece, shown or name, line, function, layer)
     return Difference(
         what=piece.what,
         name=name,
@@ -200,13 +202,37 @@ def _difference(piece: Piece, other: Piece | None, pair: _Pair, extra_ns: int) -
         extra_ns=extra_ns,
         phase=printable(piece.phase)[:LONGEST_NAME],
         line=line,
+        layer=layer[-1] if layer else "",
         text=pair.sentence(extra_ns, f" in {place}", _calls(piece, other, pair)),
     )
 
 
-def _place(piece: Piece, name: str, line: str, function: str) -> str:
-    """``aten::mm in backward, from train.py:24 (backward)``."""
+def _layer(piece: Piece, other: Piece | None) -> Names:
+    """Name the innermost layer, after those around it, in which at least half of the difference is; empty: none."""
+    more_ns: dict[Names, int] = {}
+    for sign, of_layers in ((1, piece.layers), (-1, other.layers if other is not None else {})):
+        for names, spent_ns in of_layers.items():
+            for depth in range(len(names)):
+                more_ns[names[: depth + 1]] = more_ns.get(names[: depth + 1], 0) + sign * spent_ns
+    extra_ns = piece.work_ns - (other.work_ns if other is not None else 0)
+    enough = [names for names, ns in more_ns.items() if extra_ns > 0 and ns >= thresholds.CAPTURE_EXPLAINS * extra_ns]
+    found = max(enough, key=lambda names: (len(names), more_ns[names]), default=())
+    # A compiled region is an operator, too.
+    return tuple(printable(name)[:LONGEST_NAME] for name in found if name != piece.name)
+
+
+def _layer_text(names: Names) -> str:
+    """``layer Linear_3``; ``Torch-Compiled Region: 0/1 in layer Block_1``."""
+    name, around = names[-1], names[:-1]
+    if not is_region(name):
+        return f"layer {name}"
+    return f"{name} in layer {around[-1]}" if around and not is_region(around[-1]) else name
+
+
+def _place(piece: Piece, name: str, line: str, function: str, layer: Names) -> str:
+    """``aten::mm in backward of layer Linear_3, from train.py:24 (backward)``."""
     where = f" {phase_place(printable(piece.phase))}" if piece.phase else ""
+    where += f" of {_layer_text(layer)}" if layer else ""
     if piece.what == "line" and name == function:
         return f"{line} ({function}){where}" if line else f"{function}{where}"
     source = f"{line} ({function})" if line else f"{function}" if function else ""

@@ -11,13 +11,15 @@ An operator's or function's work includes everything inside it.  The host's main
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.traces.collective_calls import Exchanges
+from stepscope.traces.host.operators import COMPILED_REGION, LABELED, Modules, modules_of, operator_times, with_inner
 from stepscope.traces.host.stalls import loader_rows, sync_rows
 from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import Ints, Kind, Numbering, Rows
@@ -28,7 +30,7 @@ __all__ = ["Piece", "RankTimes", "rank_times_of"]
 
 MOST_PIECES: Final = 4000
 """Of a rank, the longest; the rest cannot explain a difference that anyone would look at."""
-LABEL: Final = re.compile(r"^stepscope\.(?!step \d)(?P<phase>[\w.-]+)")
+LABEL: Final = re.compile(r"^stepscope\.(?!step \d|layer )(?P<phase>[\w.-]+)")
 OPTIMIZER: Final = re.compile(r"^Optimizer\.(step|zero_grad)#")
 EXCHANGE: Final = re.compile(r"^(c10d|_c10d_functional|c10d_functional|nccl|gloo|mpi|ucc)::?|^record_param_comms$")
 WAITING: Final = re.compile(
@@ -43,6 +45,7 @@ OPEN_FRAME: Final = re.compile(r"^.+ \((?P<function>[^()]+)\)$")
 BACKWARD: Final = -2
 """Stands for the code of a name, where autograd's operators have no label."""
 
+Names = tuple[str, ...]
 What = Literal["operator", "layer", "line", "kernel", "phase"]
 WHATS: Final[tuple[What, ...]] = ("operator", "layer", "line", "phase")
 OPERATOR, LAYER, LINE, PHASE = range(len(WHATS))
@@ -72,6 +75,9 @@ class Piece:
     """In a step, without other operators, layers and lines inside it."""
     calls: int
     """In all steps."""
+    layers: Mapping[Names, int] = field(default_factory=dict)
+    """Of operators and kernels: what of the work is directly in each layer, by the names from the outermost that is not
+    the whole model; without what is in no such layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +106,9 @@ class RankTimes:
 
 def rank_times_of(window: Window, exchanges: Exchanges, rank: int) -> RankTimes:
     steps = max(len(window.steps), 1)
-    host, host_waits_ns = _host_pieces(window, exchanges)
-    device, device_wait_ns, on_device = _device_pieces(window)
+    layers = _layers_of(window)
+    host, host_waits_ns = _host_pieces(window, exchanges, layers)
+    device, device_wait_ns, on_device = _device_pieces(window, layers)
     lengths_ns = np.array([step.end_ns - step.start_ns for step in window.steps], np.int64)
     pieces = sorted([*host, *device], key=lambda piece: -piece.work_ns)[:MOST_PIECES]
     return RankTimes(
@@ -120,7 +127,7 @@ def rank_times_of(window: Window, exchanges: Exchanges, rank: int) -> RankTimes:
 # -- host -------------------------------------------------------------------------------------------------------------
 
 
-def _host_pieces(window: Window, exchanges: Exchanges) -> tuple[list[Piece], Ints]:
+def _host_pieces(window: Window, exchanges: Exchanges, layers: _Layers) -> tuple[list[Piece], Ints]:
     """The pieces of the host's threads, and how long they wait for other ranks in each step."""
     trace, depth = window.trace, window.calls.depth
     rows = _training_rows(window)
@@ -128,7 +135,7 @@ def _host_pieces(window: Window, exchanges: Exchanges) -> tuple[list[Piece], Int
         return [], np.zeros(len(window.steps), np.int64)
     nest = nest_of(window.calls, rows)
     work_ns, waited_ns = _work(window, nest, exchanges)
-    what, places = _whats(window, rows), _places(window)
+    what, places = _whats(window, rows, layers), _places(window)
     named = nest_of(window.calls, rows[what >= 0])
     # Time inside what has no name (torch's Python, calls of the runtime) belongs to the innermost around it.
     holder = named.around[rows]
@@ -145,7 +152,8 @@ def _host_pieces(window: Window, exchanges: Exchanges) -> tuple[list[Piece], Int
     calls = np.bincount(group, minlength=len(keys))
     depths = np.bincount(group, depth[named.rows], len(keys)) / np.maximum(calls, 1)
     steps = max(len(window.steps), 1)
-    pieces = []
+    by_layer = layers.shares(group[outermost], named.rows[outermost], inside_ns[outermost], steps)
+    pieces = _layer_pieces(window, layers, rows, work_ns, texts, steps)
     for at in np.argsort(-total_ns, kind="stable")[:MOST_PIECES].tolist():
         kind, name, phase, place = keys[at].tolist()
         line, function = places.at[place] if place >= 0 else ("", "")
@@ -160,6 +168,7 @@ def _host_pieces(window: Window, exchanges: Exchanges) -> tuple[list[Piece], Int
                 work_ns=int(total_ns[at]) // steps,
                 own_ns=int(summed_ns[at]) // steps,
                 calls=int(calls[at]),
+                layers=by_layer.get(at, {}) if kind == OPERATOR else {},
             )
         )
     return pieces, sums(window.step_of[rows], waited_ns, len(window.steps))
@@ -217,7 +226,7 @@ def _work(window: Window, nest: Nest, exchanges: Exchanges) -> tuple[Ints, Ints]
     return work_ns, waited_ns
 
 
-def _whats(window: Window, rows: Rows) -> NDArray[np.int64]:
+def _whats(window: Window, rows: Rows, layers: _Layers) -> NDArray[np.int64]:
     """Index into ``WHATS``, [rows]; −1: not named in a difference."""
     trace, slices = window.trace, window.trace.slices
     kinds, names = slices.kind[rows], slices.name[rows]
@@ -228,7 +237,8 @@ def _whats(window: Window, rows: Rows) -> NDArray[np.int64]:
     of_user = (parents >= 0) & (slices.kind[parents] == Kind.PYTHON) & user[slices.name[parents]]
     out = np.full(len(rows), -1, np.int64)
     out[kinds == Kind.OP] = OPERATOR
-    out[python & trace.names_where(lambda name: name.startswith(MODULE))[names]] = LAYER
+    # In backward, a call that is repeated is a part of its layer's work, see _layer_pieces.
+    out[python & trace.names_where(lambda name: name.startswith(MODULE))[names] & ~layers.backward[rows]] = LAYER
     out[(python & user[names]) | (built_in & of_user)] = LINE
     out[np.isin(rows, _phase_rows(window)[0])] = PHASE
     return out
@@ -244,6 +254,108 @@ def _shown(kind: int, name: str, function: str, phase: str) -> str:
             name.removeprefix(BUILT_IN).removesuffix(">").split(" of ")[0].split()[-1] if BUILT_IN in name else function
         )
     return name
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layers:
+    of: NDArray[np.int32]
+    """[slices] plus one entry for row −1; index into ``names``; −1: none."""
+    names: list[tuple[str, ...]]
+    """By node of the tree; empty for the whole model and what is around it."""
+    modules: Modules | None
+    backward: NDArray[np.bool_]
+    """[slices]"""
+
+    def shares(self, groups: NDArray[np.int64], rows: Rows, work_ns: Ints, steps: int) -> dict[int, dict[Names, int]]:
+        """Return the work of each group in a step by layer."""
+        layer = self.of[rows]
+        there = (layer >= 0) & (work_ns > 0)
+        count = max(len(self.names), 1)
+        keys, at = np.unique(groups[there] * count + layer[there], return_inverse=True)
+        found: dict[int, dict[Names, int]] = {}
+        for key, spent_ns in zip(keys.tolist(), sums(at, work_ns[there], len(keys)).tolist(), strict=True):
+            if names := self.names[key % count]:
+                of_group = found.setdefault(key // count, {})
+                of_group[names] = of_group.get(names, 0) + spent_ns // steps
+        return found
+
+
+def _layers_of(window: Window) -> _Layers:
+    modules = modules_of(window, operator_times(window))
+    if modules is None or not _in_all_steps(window, modules):
+        none = np.full(len(window.trace) + 1, -1, np.int32)
+        return _Layers(of=none, names=[], modules=None, backward=np.zeros(len(window.trace), bool))
+    whole = _whole(modules.parent)
+    names = [
+        tuple(modules.full_name[at] for at in modules.line(node) if at not in whole)
+        for node in range(len(modules.parent))
+    ]
+    return _Layers(of=padded(modules.of), names=names, modules=modules, backward=modules.backward)
+
+
+def _in_all_steps(window: Window, modules: Modules) -> bool:
+    """Whether all steps show their layers: with labels, only sampled steps do, which may differ between ranks."""
+    if LABELED not in modules.kind:
+        return True
+    steps = window.step_of[np.flatnonzero(modules.of >= 0)]
+    return len(np.unique(steps[steps >= 0])) == len(window.steps)
+
+
+def _whole(parent: list[int]) -> set[int]:
+    """The nodes that all others are in or around, unless nothing is in them: the model and its wrappers."""
+    children: dict[int, list[int]] = {}
+    for node, above in enumerate(parent):
+        children.setdefault(above, []).append(node)
+    found: set[int] = set()
+    at = -1
+    while len(children.get(at, [])) == 1:
+        at = children[at][0]
+        if at in children:
+            found.add(at)
+    return found
+
+
+def _layer_pieces(
+    window: Window, layers: _Layers, rows: Rows, work_ns: Ints, texts: Mapping[int, str], steps: int
+) -> list[Piece]:
+    """The layers in backward: what autograd ran for their operators, on whatever thread."""
+    modules = layers.modules
+    if modules is None:
+        return []
+    rows, work_ns = rows[layers.backward[rows]], work_ns[layers.backward[rows]]
+    of, count = modules.of[rows], len(modules.parent)
+    own_ns = sums(of[of >= 0], work_ns[of >= 0], count)
+    total_ns = with_inner(own_ns, modules.parent)
+    engine = np.unique(window.host.backward_op[rows])
+    engine = engine[engine >= 0]
+    calls = with_inner(np.bincount(modules.of[engine][modules.of[engine] >= 0], minlength=count), modules.parent)
+    # Between the phase and the operators.
+    phases = [
+        window.calls.depth[row]
+        for row in _phase_rows(window)[0].tolist()
+        if texts[int(window.trace.slices.name[row])] == "backward"
+    ]
+    depth = max([*phases, int(window.calls.depth[engine].min(initial=0)) - 1]) + 0.25
+    found: dict[str, Piece] = {}
+    for node, names in enumerate(layers.names):
+        if not names or not total_ns[node] or modules.kind[node] == COMPILED_REGION:
+            continue
+        same = found.get(names[-1])
+        found[names[-1]] = Piece(
+            what="layer",
+            name=names[-1],
+            phase="backward",
+            line="",
+            function="",
+            depth=depth + len(names) / IN_KERNEL,
+            work_ns=int(total_ns[node]) // steps + (same.work_ns if same else 0),
+            own_ns=int(own_ns[node]) // steps + (same.own_ns if same else 0),
+            calls=int(calls[node]) + (same.calls if same else 0),
+        )
+    return list(found.values())
 
 
 # -- phases and lines -------------------------------------------------------------------------------------------------
@@ -322,7 +434,7 @@ def _place(text: str, opened_before: bool) -> tuple[str, str]:
 # -- device -----------------------------------------------------------------------------------------------------------
 
 
-def _device_pieces(window: Window) -> tuple[list[Piece], int, bool]:
+def _device_pieces(window: Window, layers: _Layers) -> tuple[list[Piece], int, bool]:
     """The kernels and copies of all steps, how long the device only exchanges, and whether it exchanges at all."""
     trace, slices = window.trace, window.trace.slices
     rows = window.device_rows
@@ -342,6 +454,7 @@ def _device_pieces(window: Window) -> tuple[list[Piece], int, bool]:
     group = group.reshape(-1)
     total_ns, calls = sums(group, slices.dur_ns[work], len(keys)), np.bincount(group, minlength=len(keys))
     steps = max(len(window.steps), 1)
+    by_layer = layers.shares(group, owner, slices.dur_ns[work], steps)
     pieces = []
     for at in np.argsort(-total_ns, kind="stable")[:MOST_PIECES].tolist():
         name, phase, place = keys[at].tolist()
@@ -358,6 +471,7 @@ def _device_pieces(window: Window) -> tuple[list[Piece], int, bool]:
                 work_ns=time_ns,
                 own_ns=time_ns,
                 calls=int(calls[at]),
+                layers=by_layer.get(at, {}),
             )
         )
     return pieces, intervals.total(waited), bool(len(comm))
