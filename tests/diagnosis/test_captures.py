@@ -68,6 +68,12 @@ def test_the_finding_names_the_operator() -> None:
     assert others == []
 
 
+def test_the_finding_names_the_layer() -> None:
+    finding = found(SLOW, captured(SLOW, replace(MM, layer="Linear_5")))[0]
+    assert " in backward (aten::mm of Linear_5, train.py:64) every step" in finding.title
+    assert finding.evidence["capture"]["layer"] == "Linear_5"
+
+
 def test_the_newest_capture_that_fits_counts() -> None:
     other = replace(MM, rank=3, text="another rank")
     newer = replace(MM, name="aten::addmm", line="model.py:7")

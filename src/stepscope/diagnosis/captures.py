@@ -138,6 +138,7 @@ def _with_difference(finding: Finding, record: CaptureRecord, difference: Differ
         "peer": difference.peer,
         "extra_ms": round(difference.extra_ns / 1e6, 3),
         "line": difference.line,
+        "layer": difference.layer,
         "text": difference.text,
     }
     title = finding.title
@@ -157,6 +158,7 @@ def _titled(title: str, phase: str, difference: Difference) -> str:
         return title
     place = seen or difference.line
     shown = difference.shown or difference.name
+    shown = f"{shown} of {difference.layer}" if difference.layer else shown
     name = "" if difference.what == "line" and place and shown in place else shown
     text = ", ".join(part for part in (name, place) if part)
     return f"{title[: found.start()]} {where} ({text}){title[found.end() :]}"
