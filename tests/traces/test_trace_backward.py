@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from fakes.traces import MadeTrace
 
-from stepscope.traces.host.operators import Modules, modules_of, modules_table, operator_times
+from stepscope.traces.host.operators import modules_of, modules_table, operator_times
 from stepscope.traces.model.columns import Trace
 from stepscope.traces.model.window import Window, window_of
 from stepscope.traces.reading.files import read_trace
@@ -24,7 +25,7 @@ BACKWARD = DATA / "backward"
 CASES = ("checkpoint", "reentrant", "several", "compiled")
 
 
-def tree_of(trace: Trace) -> tuple[Window, Modules]:
+def tree_of(trace: Trace) -> tuple[Window, Any]:
     window = window_of(trace)
     tree = modules_of(window, operator_times(window))
     assert tree is not None
@@ -87,15 +88,15 @@ def test_each_operator_of_backward_belongs_to_the_module_that_made_it(name: str,
     }
 
 
-@pytest.mark.parametrize(("name", "again"), [("checkpoint", True), ("reentrant", True), ("several", False)])
-def test_what_is_computed_again_belongs_to_backward_of_its_module(name: str, again: bool) -> None:
+@pytest.mark.parametrize(("name", "repeats"), [("checkpoint", True), ("reentrant", True), ("several", False)])
+def test_what_is_computed_again_belongs_to_backward_of_its_module(name: str, repeats: bool) -> None:
     places_of = {
         ("aten::layer_norm", "64x37", "Net_0/Block_0/LayerNorm_0"),
         ("aten::layer_norm", "64x41", "Net_0/Block_1/LayerNorm_1"),
         ("ScaledBy", "64x37", "Net_0/Block_0/Scale_0"),
         ("ScaledBy", "64x41", "Net_0/Block_1/Scale_1"),
     }
-    repeated = dict.fromkeys(places_of, 1) if again else {}
+    repeated = dict.fromkeys(places_of, 1) if repeats else {}
     assert places(name, "aten::layer_norm", "ScaledBy", backward=True) == repeated
     assert set(places(name, "aten::layer_norm", "ScaledBy", backward=False)) == places_of
 
