@@ -34,7 +34,6 @@ __all__ = ["Outcome", "main", "run_once"]
 JOB = Path(__file__).resolve().parent / "jobs" / "capture_job.py"
 RANKS = {"cpu": 4, "cuda": 2}
 SLOW = {"cpu": 2, "cuda": 1}
-LIMIT_S = 240.0
 EVERY_S = 0.1
 PASSED = ("ordered", "profiling", "delivering", "analyzing", "done")
 """What is printed of the states of a capture, with the time when each was first seen."""
@@ -77,12 +76,12 @@ def fault_line(fault: str) -> str:
     return f"{JOB.name}:{number - lines[number - 2].strip().startswith('@')}"
 
 
-def run_once(fault: str, device: str, folder: Path, variables: Mapping[str, str]) -> Outcome:
+def run_once(fault: str, device: str, folder: Path, variables: Mapping[str, str], limit_s: float) -> Outcome:
     marks = folder / "marks"
     run_dir = folder / "runs" / fault
     slow = SLOW[device]
     with _job(folder, fault, device, marks, variables):
-        deadline_s = time.monotonic() + LIMIT_S
+        deadline_s = time.monotonic() + limit_s
         lines: list[dict[str, Any]] = []
         passed_s: dict[str, float] = {}
         while time.monotonic() < deadline_s and _first(lines, slow, deep=True) is None:
@@ -150,29 +149,25 @@ def main() -> int:
     parser.add_argument("--only", default="operator,line")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds for one job (default: %(default)g)")
     args = parser.parse_args()
-    with mps(ranks=RANKS[args.device], wanted=args.device == "cuda") as (variables, words):
-        outcomes = _outcomes(args, variables)
-    sharing = f"; {words}" if args.device == "cuda" else ""
-    print(f"load {os.getloadavg()[0]:.1f}{sharing}")
-    return 0 if all(outcome.right for outcome in outcomes) else 1
-
-
-def _outcomes(args: argparse.Namespace, variables: Mapping[str, str]) -> list[Outcome]:
     outcomes = []
     heads = ("fault", "finding after", *PASSED, "deep finding after", "captured", "names", "")
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|", flush=True)
     for fault in args.only.split(","):
         for _ in range(args.repeats):
-            with tempfile.TemporaryDirectory(prefix="captures-") as folder:
-                outcome = run_once(fault, args.device, Path(folder), variables)
+            # A service for each job: the next one could not start beside clients of MPS that were killed.
+            sharing = mps(ranks=RANKS[args.device], wanted=args.device == "cuda")
+            with tempfile.TemporaryDirectory(prefix="captures-") as folder, sharing as (variables, _):
+                outcome = run_once(fault, args.device, Path(folder), variables, args.limit)
             outcomes.append(outcome)
             states = (outcome.passed_s.get(state) for state in PASSED)
             times = ("–" if each is None else f"{each:.1f} s" for each in (outcome.shown_s, *states, outcome.deep_s))
             place = f"{outcome.capture.get('name', '–')}, {outcome.capture.get('line', '–')}"
             right = "right" if outcome.right else f"WRONG: {outcome.title}"
             print("|", " | ".join((fault, *times, str(outcome.ranks), place, right)), "|", flush=True)
-    return outcomes
+    print(f"load {os.getloadavg()[0]:.1f}")
+    return 0 if all(outcome.right for outcome in outcomes) else 1
 
 
 if __name__ == "__main__":
