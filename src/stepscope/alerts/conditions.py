@@ -556,7 +556,6 @@ _MEASURES: dict[str, Callable[[Rule, Observation, RuleState], _Measured]] = {
 
 # -- end of the run ---------------------------------------------------------------------------------------------------
 
-FAILED = ("failed", "crashed", "unfinished")
 ENDINGS = {
     "finished": "The run finished",
     "failed": "The run failed",

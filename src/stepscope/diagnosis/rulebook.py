@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.claims import longer_by_passes
 from stepscope.diagnosis.engine.view import View
@@ -49,8 +48,6 @@ from stepscope.records.series import RunData
 from stepscope.records.steps import COMM_HOOK_PHASE
 
 __all__ = ["CHAIN", "RULES", "RecordedJob", "available"]
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

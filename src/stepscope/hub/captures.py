@@ -311,8 +311,6 @@ whose cores ten processes use, it waited for a minute with 10, and for minutes w
 ANALYSIS_BYTES = 8 << 30
 ANALYSIS_S = 300.0
 """The longest that the analysis of one capture may take."""
-LAST_ANALYSIS_S = 5.0
-"""The same when the run is over: its hub ends with it."""
 TRACES_STAY = "its traces are there, and `stepscope trace` reads them"
 
 

@@ -7,13 +7,14 @@ have written, so unprintable characters are shown as escapes.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stepscope.flight.stacks import is_user_file
 from stepscope.flight.wording import spans_text
 from stepscope.records.collectives import NO_DESCRIPTION, group_name
 from stepscope.records.text import printable
+from stepscope.reports.layout import WIDE_LABEL, cut, labeled_lines
 
 __all__ = ["doing_text", "group_text", "place_text", "ranks_of", "render_flight", "troubled"]
 
@@ -22,7 +23,6 @@ Document = Mapping[str, Any]
 MARKS = {"c": "█", "s": "▓", "w": "▒", "x": "≠", "d": "≠", "m": "·", "-": " ", "?": "?"}
 """One for each mark of the grid."""
 LEGEND = "█ ended  ▓ started  ▒ waiting  ≠ another one  · not called  ? no dump"
-LABEL = 11
 NARROWEST = 60
 GROUPS_SHOWN = 12
 WAITS_SHOWN = 12
@@ -85,23 +85,23 @@ def troubled(row: Mapping[str, Any]) -> bool:
 def _verdict(document: Document, width: int) -> Iterator[str]:
     if document["kind"]:
         sure = "; the culprit cannot be determined" if document["undecidable"] else ""
-        yield from _wrapped("kind", document["kind"] + sure, width)
+        yield from labeled_lines("kind", document["kind"] + sure, width)
     for reason in document["reasons"][:CULPRITS_SHOWN]:
-        yield from _wrapped("culprit", f"rank {reason['rank']} {printable(reason['reason'])}", width)
+        yield from labeled_lines("culprit", f"rank {reason['rank']} {printable(reason['reason'])}", width)
         if reason["at"]:
-            yield from _wrapped("", f"at {place_text(reason['at'])}", width)
+            yield from labeled_lines("", f"at {place_text(reason['at'])}", width)
     if len(document["reasons"]) > CULPRITS_SHOWN:
-        yield from _wrapped("", f"… and {len(document['reasons']) - CULPRITS_SHOWN} more", width)
+        yield from labeled_lines("", f"… and {len(document['reasons']) - CULPRITS_SHOWN} more", width)
     if document["suspects"]:
-        yield from _wrapped("suspects", ranks_of(document["suspects"]), width)
+        yield from labeled_lines("suspects", ranks_of(document["suspects"]), width)
     if document["victims"]:
-        yield from _wrapped("victims", ranks_of(document["victims"]), width)
+        yield from labeled_lines("victims", ranks_of(document["victims"]), width)
     waiting = document["waiting_in"]
     if waiting:
         what = " ".join(part for part in (waiting["op"], str(waiting["sequence"]), waiting["sizes"]) if part)
-        yield from _wrapped("wait in", f"{printable(what)} of {group_text(waiting)}", width)
+        yield from labeled_lines("wait in", f"{printable(what)} of {group_text(waiting)}", width)
     for sentence in document["evidence"]:
-        yield from _wrapped("note", printable(sentence), width)
+        yield from labeled_lines("note", printable(sentence), width)
 
 
 def _parted(document: Document, width: int) -> Iterator[str]:
@@ -109,15 +109,15 @@ def _parted(document: Document, width: int) -> Iterator[str]:
     if not split:
         return
     how = "not all ranks called it" if split["differs"] == "missing" else f"another {split['differs']}"
-    yield from _wrapped("diverged", f"at collective {split['sequence']} of {group_text(split)}: {how}", width)
+    yield from labeled_lines("diverged", f"at collective {split['sequence']} of {group_text(split)}: {how}", width)
     for side in split["call_sites"]:
-        yield from _wrapped("", f"{ranks_of(side['ranks'])}: {_call_text(side)}", width)
+        yield from labeled_lines("", f"{ranks_of(side['ranks'])}: {_call_text(side)}", width)
         if side["at"]:
-            yield from _wrapped("", f"  at {place_text(side['at'])}", width)
+            yield from labeled_lines("", f"  at {place_text(side['at'])}", width)
     for row in document["missing"][:CULPRITS_SHOWN]:
         text = doing_text(row)
         if text:
-            yield from _wrapped("", f"rank {row['rank']} {text}", width)
+            yield from labeled_lines("", f"rank {row['rank']} {text}", width)
 
 
 def doing_text(row: Mapping[str, Any]) -> str:
@@ -141,12 +141,12 @@ def _grid(document: Document, width: int) -> Iterator[str]:
     names = [spans_text(ranks) for ranks, _ in grid["rows"]]
     column = min(max((len(name) for name in names), default=4) + 2, width // 2)
     head = f"collectives {first} to {last} of {group_text(grid)}"
-    yield f"  {'grid':<{LABEL}}{head}"
+    yield f"  {'grid':<{WIDE_LABEL}}{head}"
     for name, (_, marks) in list(zip(names, grid["rows"], strict=True))[:ROWS_SHOWN]:
-        yield " " * (2 + LABEL) + f"{_cut(name, column - 1):<{column}}" + "".join(MARKS[mark] * 2 for mark in marks)
+        yield " " * (2 + WIDE_LABEL) + f"{cut(name, column - 1):<{column}}" + "".join(MARKS[mark] * 2 for mark in marks)
     if len(names) > ROWS_SHOWN:
-        yield " " * (2 + LABEL) + f"… and {len(names) - ROWS_SHOWN} more rows"
-    yield " " * (2 + LABEL) + LEGEND
+        yield " " * (2 + WIDE_LABEL) + f"… and {len(names) - ROWS_SHOWN} more rows"
+    yield " " * (2 + WIDE_LABEL) + LEGEND
 
 
 def _waits(document: Document, width: int) -> Iterator[str]:
@@ -155,11 +155,11 @@ def _waits(document: Document, width: int) -> Iterator[str]:
         text = (
             f"{ranks_of(row['waiters'])} → {ranks_of(row['waited'])}  in {printable(row['op'])} {row['sequence']} of "
         )
-        yield from _wrapped("waits" if place == 0 else "", text + group_text(row), width)
+        yield from labeled_lines("waits" if place == 0 else "", text + group_text(row), width)
     if len(rows) > WAITS_SHOWN:
-        yield from _wrapped("", f"… and {len(rows) - WAITS_SHOWN} more", width)
+        yield from labeled_lines("", f"… and {len(rows) - WAITS_SHOWN} more", width)
     for place, sentence in enumerate(document["cycle"]):
-        yield from _wrapped("cycle" if place == 0 else "", printable(sentence), width)
+        yield from labeled_lines("cycle" if place == 0 else "", printable(sentence), width)
 
 
 def _groups(document: Document, width: int) -> Iterator[str]:
@@ -173,50 +173,35 @@ def _groups(document: Document, width: int) -> Iterator[str]:
             for word, key in (("called", "enqueued"), ("started", "started"), ("ended", "completed"))
         )
         text = f"{group_text(row)}: {ranks_of(row['members'])}; {counters}"
-        yield from _wrapped("groups" if place == 0 else "", text, width)
+        yield from labeled_lines("groups" if place == 0 else "", text, width)
     if len(rows) > len(shown):
-        yield from _wrapped("", f"… and {len(rows) - len(shown)} more", width)
+        yield from labeled_lines("", f"… and {len(rows) - len(shown)} more", width)
 
 
 def _stacks(document: Document, width: int) -> Iterator[str]:
     for group in document["stacks"][:STACKS_SHOWN]:
-        yield from _wrapped("stack", ranks_of(group["ranks"]), width)
+        yield from labeled_lines("stack", ranks_of(group["ranks"]), width)
         for thread in group["threads"]:
             if thread["main"]:
                 yield from _frames(thread["frames"])
     if len(document["stacks"]) > STACKS_SHOWN:
-        yield from _wrapped("", f"… and {len(document['stacks']) - STACKS_SHOWN} more kinds", width)
+        yield from labeled_lines("", f"… and {len(document['stacks']) - STACKS_SHOWN} more kinds", width)
 
 
 def _frames(frames: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The innermost frame and the user's frames; library frames in between are counted."""
     shown = [frame for place, frame in enumerate(frames) if place == 0 or is_user_file(frame["file"])][:FRAMES_SHOWN]
     for frame in shown:
-        yield " " * (2 + LABEL) + place_text(frame)
+        yield " " * (2 + WIDE_LABEL) + place_text(frame)
     if len(frames) > len(shown):
-        yield " " * (2 + LABEL) + f"and {len(frames) - len(shown)} more, of libraries"
+        yield " " * (2 + WIDE_LABEL) + f"and {len(frames) - len(shown)} more, of libraries"
 
 
 def _notes(document: Document, width: int) -> Iterator[str]:
     for sentence in document["problems"][:PROBLEMS_SHOWN]:
-        yield from _wrapped("note", printable(sentence), width)
+        yield from labeled_lines("note", printable(sentence), width)
     if len(document["problems"]) > PROBLEMS_SHOWN:
-        yield from _wrapped("", f"… and {len(document['problems']) - PROBLEMS_SHOWN} more", width)
+        yield from labeled_lines("", f"… and {len(document['problems']) - PROBLEMS_SHOWN} more", width)
     have, world = len(document["ranks"]), document["world"]
     whole = f"of {have} ranks" if have == world else f"of {have} of {world} ranks"
-    yield from _wrapped("dumps", whole, width)
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def _wrapped(label: str, text: str, width: int) -> Iterable[str]:
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=f"  {label:<{LABEL}}",
-        subsequent_indent=" " * (2 + LABEL),
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+    yield from labeled_lines("dumps", whole, width)

@@ -13,12 +13,14 @@ __all__ = [
     "LABEL",
     "MARKS",
     "NARROWEST",
+    "WIDE_LABEL",
     "Page",
     "bar",
     "cell_text",
     "cut",
     "headings",
     "is_number",
+    "labeled_lines",
     "table_lines",
 ]
 
@@ -166,6 +168,21 @@ def bar(share: float, columns: int) -> str:
 
 def cut(text: str, columns: int) -> str:
     return text if len(text) <= columns else text[: columns - 1] + "…"
+
+
+WIDE_LABEL = 11
+"""The column of labels in reports that are a list of labeled sentences: on dumps, and on a job without stragglers."""
+
+
+def labeled_lines(label: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=f"  {label:<{WIDE_LABEL}}",
+        subsequent_indent=" " * (2 + WIDE_LABEL),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 # -- trace tables -----------------------------------------------------------------------------------------------------

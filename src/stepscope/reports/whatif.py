@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stepscope.records.text import count_text, ms_text, printable
+from stepscope.reports.layout import WIDE_LABEL, labeled_lines
 from stepscope.whatif.replay import Effect, WhatIf
 
 __all__ = ["render_whatif", "whatif_document"]
@@ -18,7 +19,6 @@ EXPLAINS = 0.5
 """From this share of the lost time on, something counts as the cause."""
 TRIVIAL = 0.005
 SHOWN = 4
-LABEL = 11
 NAME = 30
 BAR = 20
 NARROWEST = 60
@@ -49,11 +49,11 @@ def render_whatif(found: WhatIf, *, width: int = 80) -> str:
     lines = [*_verdict(found, width), ""]
     if found.slowdown >= NEGLIGIBLE:
         heading = "slowdown if only this were slow, and its share of the lost time"
-        lines += [" " * (2 + LABEL) + heading, *_tables(found), ""]
+        lines += [" " * (2 + WIDE_LABEL) + heading, *_tables(found), ""]
         lines += [*_map(found, width), ""]
-    lines += _wrapped("trace", f"{_extent(found)}, {count_text(found.steps, 'step')}", width)
+    lines += labeled_lines("trace", f"{_extent(found)}, {count_text(found.steps, 'step')}", width)
     for note in found.notes:
-        lines += _wrapped("note", printable(note), width)
+        lines += labeled_lines("note", printable(note), width)
     return "\n".join(lines) + "\n"
 
 
@@ -81,7 +81,7 @@ def _verdict(found: WhatIf, width: int) -> list[str]:
     text = f"Stragglers make this job {found.slowdown:.2f} times as slow as without them: {times}."
     lines = _marked("▲", text, width)
     for sentence in _causes(found):
-        lines += _wrapped("cause", sentence, width)
+        lines += labeled_lines("cause", sentence, width)
     return lines
 
 
@@ -122,7 +122,7 @@ def _tables(found: WhatIf) -> Iterator[str]:
             if place and share < TRIVIAL:
                 break
             label_shown = label if place == 0 else ""
-            row = f"  {label_shown:<{LABEL}}{name:<{NAME}}{value:>6.3f}×{share:>6.0%}  {_bar(share)}"
+            row = f"  {label_shown:<{WIDE_LABEL}}{name:<{NAME}}{value:>6.3f}×{share:>6.0%}  {_bar(share)}"
             yield row.rstrip()
 
 
@@ -134,7 +134,7 @@ def _bar(share: float) -> str:
 def _map(found: WhatIf, width: int) -> Iterator[str]:
     """Rows are stages, columns data-parallel ranks; if there are too many, a column shows the worst of several."""
     lanes = sorted(found.by_dp_rank)
-    room = width - 2 - LABEL
+    room = width - 2 - WIDE_LABEL
     per_column = -(-len(lanes) // room)
     broad = 2 if len(lanes) * 2 <= room else 1
     value = {where: found.by_worker[rank] for rank, where in found.place.items()}
@@ -144,9 +144,12 @@ def _map(found: WhatIf, width: int) -> Iterator[str]:
             max(value[lane, stage] for lane in lanes[first : first + per_column])
             for first in range(0, len(lanes), per_column)
         ]
-        yield f"  {f'stage {stage}':<{LABEL}}" + "".join(_shade(cell, highest) * broad for cell in cells)
+        yield f"  {f'stage {stage}':<{WIDE_LABEL}}" + "".join(_shade(cell, highest) * broad for cell in cells)
     several = f", {per_column} per column" if per_column > 1 else ""
-    yield " " * (2 + LABEL) + f"data-parallel ranks {lanes[0]} to {lanes[-1]}{several}; █ is {highest:.2f}×, ░ near 1"
+    yield (
+        " " * (2 + WIDE_LABEL)
+        + f"data-parallel ranks {lanes[0]} to {lanes[-1]}{several}; █ is {highest:.2f}×, ░ near 1"
+    )
 
 
 def _shade(value: float, highest: float) -> str:
@@ -163,14 +166,3 @@ def _extent(found: WhatIf) -> str:
 
 def _marked(mark: str, text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=f"{mark} ", subsequent_indent="  ")
-
-
-def _wrapped(label: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=f"  {label:<{LABEL}}",
-        subsequent_indent=" " * (2 + LABEL),
-        break_on_hyphens=False,
-        break_long_words=False,
-    )

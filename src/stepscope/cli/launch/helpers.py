@@ -217,6 +217,22 @@ class Helper:
         self._partial = b""
 
 
+class _Child:
+    """A helper of the launcher; it is started again if it dies, as often as ``Helper`` allows."""
+
+    _helper: Helper
+    _gone = False
+    """Whether it ended for good."""
+
+    def start(self, mask: Mask) -> None:
+        self._helper.start(mask)
+        self._gone = not self._helper.running
+
+    def keep_alive(self) -> None:
+        if not self._gone and self._helper.over():
+            self._gone = not self._helper.restart()
+
+
 def spawn(
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -337,7 +353,7 @@ class HubLink:
         return asdict(self)
 
 
-class AgentChild:
+class AgentChild(_Child):
     def __init__(
         self,
         run_dir: Path,
@@ -367,7 +383,6 @@ class AgentChild:
         self.copied: bool | None = None
         """Whether the team's hub has all of the run; None: nothing was reported."""
         self.why_not_copied = ""
-        self._gone = False
         self._wants_end = False
         self.delivered = False
         """Whether the hub has all data of this node."""
@@ -375,13 +390,8 @@ class AgentChild:
         self.run_name = "" if link is None else link.run
         """Name of the run at the hub."""
 
-    def start(self, mask: Mask) -> None:
-        self._helper.start(mask)
-        self._gone = not self._helper.running
-
     def keep_alive(self) -> None:
-        if not self._gone and self._helper.over():
-            self._gone = not self._helper.restart()
+        super().keep_alive()
         self._hear()
 
     def wants_end(self) -> bool:
@@ -451,7 +461,7 @@ def output_targets() -> str | None:
     return " ".join(found) if found != ["-", "-"] else None
 
 
-class OutputForwarder:
+class OutputForwarder(_Child):
     def __init__(self, run_dir: Path, targets: str) -> None:
         self.targets = targets
         self._output = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD) if targets[0] != "-" else -1
@@ -462,15 +472,6 @@ class OutputForwarder:
             without=f"the job's output is only in {run_dir / 'logs'}",
             passed=self._output,
         )
-        self._gone = False
-
-    def start(self, mask: Mask) -> None:
-        self._helper.start(mask)
-        self._gone = not self._helper.running
-
-    def keep_alive(self) -> None:
-        if not self._gone and self._helper.over():
-            self._gone = not self._helper.restart()
 
     def finish(self) -> None:
         """Forward all remaining output of the finished job."""
@@ -491,7 +492,7 @@ SENDER_STARTS = 5
 SENDER_END_S = 3.0
 
 
-class SenderChild:
+class SenderChild(_Child):
     def __init__(self, run_dir: Path, variables: Mapping[str, str]) -> None:
         """``variables``: the settings of alerts, with secrets."""
         self._helper = Helper(
@@ -502,15 +503,6 @@ class SenderChild:
             forgiven_s=FORGIVEN_S,
             variables=variables,
         )
-        self._gone = False
-
-    def start(self, mask: Mask) -> None:
-        self._helper.start(mask)
-        self._gone = not self._helper.running
-
-    def keep_alive(self) -> None:
-        if not self._gone and self._helper.over():
-            self._gone = not self._helper.restart()
 
     def finish(self, end: JobEnd) -> None:
         """Report that the job is over, and give the last messages a moment."""
@@ -535,7 +527,7 @@ class ExportOptions:
     """Address of the hub whose page is linked to; empty: the run's own."""
 
 
-class ExporterChild:
+class ExporterChild(_Child):
     def __init__(self, run_dir: Path, options: ExportOptions, hub_url: str) -> None:
         to = shlex.join([run_dir.as_posix(), "--to", ",".join(options.words)])
         self._repeat = f"`stepscope export {to}` writes all of it"
@@ -548,11 +540,6 @@ class ExporterChild:
             starts=1,
             without=self._repeat,
         )
-        self._gone = False
-
-    def start(self, mask: Mask) -> None:
-        self._helper.start(mask)
-        self._gone = not self._helper.running
 
     def keep_alive(self) -> None:
         if not self._gone and self._helper.over():

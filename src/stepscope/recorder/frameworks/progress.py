@@ -40,8 +40,6 @@ ALL_WRITTEN = 128
 GROWTH = 8
 """… an eighth."""
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
 
 class Progress:
     """What the frameworks of this process reported."""
