@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from clock import FakeClockInSeconds
+from waiting import until
 from worker_server_stand_in import Behave, WorkerServer
 
 from stepscope.records.series import RunData
@@ -142,10 +143,7 @@ class Stage:
         return [event for event in read_jsonl(self.run_dir / "events.jsonl")[0] if event["event"] in kinds]
 
     def until(self, done: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not done():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.01)
+        until(done, timeout_s=PATIENCE_S)
 
     def until_event(self, kind: str, count: int = 1) -> None:
         self.until(lambda: len(self.events(kind)) >= count)
@@ -193,3 +191,19 @@ def read_processes_in() -> Iterator[Callable[[Path], None]]:
 
     yield read_in
     psutil.PROCFS_PATH = before
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reading, writing = os.pipe()
+    yield reading, writing
+    for fd in (reading, writing):
+        try:
+            os.close(fd)
+        except OSError:
+            pass
+
+
+@pytest.fixture
+def clock() -> FakeClockInSeconds:
+    return FakeClockInSeconds(5_000_000_000)

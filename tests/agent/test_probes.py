@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from waiting import until
 
 from stepscope.agent.sampling import probes as module
 from stepscope.agent.sampling.probes import PACKET_BYTES, Packet, ProbeLimits, Probes, pack_packet, read_packet
@@ -17,14 +18,6 @@ from stepscope.wire.handshake import Peer
 KEY = "5e" * 32
 SECRET = bytes.fromhex(KEY)
 PATIENCE_S = 30.0
-
-
-def until(done: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := done()):
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.01)
-    return found
 
 
 def peer(node: int, port: int, address: str = "127.0.0.1") -> Peer:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from waiting import until
 
 from stepscope.agent.hangs.on_hang import HangPolicy, OnHang, seconds_from
 from stepscope.agent.journal import Journal
@@ -36,24 +34,6 @@ RECORD = HangRecord(
 def run_dir(tmp_path: Path) -> Path:
     (tmp_path / "logs").mkdir()
     return tmp_path
-
-
-@pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    reading, writing = os.pipe()
-    yield reading, writing
-    for fd in (reading, writing):
-        try:
-            os.close(fd)
-        except OSError:
-            pass
-
-
-def until(done: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def test_to_report_is_to_do_nothing(run_dir: Path) -> None:

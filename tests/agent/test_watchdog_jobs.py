@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from stepscope.records.hang import HangRecord
 from stepscope.store.file_io import read_jsonl
@@ -54,13 +54,6 @@ def hangs(run_dir: Path) -> tuple[HangRecord, ...]:
     found, bad = read_hangs(run_dir)
     assert bad == ()
     return found
-
-
-def until(done: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def begun(commands: Any) -> Path:

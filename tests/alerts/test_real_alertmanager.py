@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from alert_messages import message
 from loopback_receiver import LoopbackReceiver, Received, closed_port, loopback_receiver
+from waiting import until
 
 from stepscope.alerts.delivery import ReceiverQueue, SystemClock
 from stepscope.alerts.model import Message
@@ -33,14 +34,6 @@ receivers:
   slack_configs: [{{api_url: {url}/am/slack, channel: '#alerts', send_resolved: true}}]
   pagerduty_configs: [{{routing_key: R0UT, url: {url}/am/pagerduty, send_resolved: true}}]
 """
-
-
-def until(done: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    deadline_s = time.monotonic() + timeout_s
-    while not (found := done()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-    return found
 
 
 def get(url: str) -> Any:

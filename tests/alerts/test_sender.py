@@ -15,6 +15,7 @@ import psutil
 import pytest
 from alert_messages import lifecycle, message
 from loopback_receiver import LoopbackReceiver, Reply, closed_port, loopback_receiver
+from waiting import until
 
 from stepscope.alerts.model import Message
 from stepscope.alerts.outbox import append_messages, read_deliveries
@@ -76,13 +77,6 @@ def senders(tmp_path: Path) -> Iterator[Senders]:
 def receiver() -> Iterator[LoopbackReceiver]:
     with loopback_receiver() as made:
         yield made
-
-
-def until(done: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 def states(run_dir: Path, name: str = "hook") -> list[str]:

@@ -25,7 +25,8 @@ from alert_messages import incident
 from fakes.cluster import Cluster, slow_at
 from fakes.samples import with_samples
 from fakes.traffic import Exchange, Traffic
-from real_prometheus import program, prometheus, until
+from real_prometheus import program, prometheus
+from waiting import until
 
 from stepscope.alerts.incident_file import append_incident
 from stepscope.diagnosis import build_window

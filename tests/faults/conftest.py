@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from waiting import until
 
 PATIENCE_S = 60.0
 
@@ -57,10 +57,7 @@ class Patient:
         return [event for event in events if event["event"] == kind]
 
     def until(self, what: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not what():
-            assert time.monotonic() < deadline, "it never came to that"
-            time.sleep(0.02)
+        until(what, timeout_s=PATIENCE_S)
 
     def finish(self) -> Any:
         return self._commands.finish(self.process)

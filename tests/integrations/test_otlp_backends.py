@@ -30,6 +30,7 @@ pytest.importorskip("opentelemetry.proto")
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from waiting import until
 
 from stepscope.integrations.otlp import make_exporter
 
@@ -65,15 +66,6 @@ def answer(url: str, **parameters: object) -> str:
     query = urllib.parse.urlencode(parameters)
     with urllib.request.urlopen(f"{url}?{query}", timeout=30) as response:
         return str(response.read().decode())
-
-
-def eventually(query: Callable[[], Any]) -> Any:
-    """The first result that is not empty: backends show what they took some moments later."""
-    deadline_s = time.monotonic() + 60
-    while not (found := query()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
-    return found
 
 
 # -- a collector ------------------------------------------------------------------------------------------------------
@@ -209,8 +201,8 @@ def test_victoria_metrics_returns_the_values(export_run: ExportRun, news: News, 
             return [json.loads(line) for line in lines]
 
         selector = '{__name__="stepscope.phase.duration",phase="forward",rank="worst"}'
-        (found,) = eventually(lambda: series(selector))
-        gpus = eventually(lambda: series('{"hw.type"="gpu"}'))
+        (found,) = until(lambda: series(selector))
+        gpus = until(lambda: series('{"hw.type"="gpu"}'))
     assert found["metric"]["stepscope.run"] == "night"
     assert dict(zip(found["timestamps"], found["values"], strict=True)) == {
         row.wall_ns // 1_000_000: pytest.approx(row.values[f"{PREFIX}phase/forward_worst_ms"] / 1e3)

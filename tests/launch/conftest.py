@@ -6,12 +6,12 @@ import json
 import random
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 PATIENCE_S = 60.0
 KEY = "a key of the tests alone"
@@ -62,11 +62,7 @@ class Nodes:
             self._printed[node] += line
 
     def until(self, what: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (found := what()):
-            assert time.monotonic() < deadline, f"it never came to that: {self.said()}"
-            time.sleep(0.02)
-        return found
+        return until(what, timeout_s=PATIENCE_S, why=self.said)
 
     def said(self) -> list[str]:
         """By those that are over."""

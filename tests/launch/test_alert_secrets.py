@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from loopback_receiver import LoopbackReceiver, loopback_receiver
+from waiting import until
 
 TOKEN = "tok3nOfTheAddress0123456789"
 KEY = "routingK3yOfTheService012345"
@@ -50,13 +50,6 @@ def command_lines(processes: list[psutil.Process]) -> list[bytes]:
     return found
 
 
-def wait_until(done: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 60.0
-    while not done():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
-
-
 def test_secrets_stay_where_they_are(commands: Any, receiver: LoopbackReceiver, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(JOB)
     (tmp_path / "stepscope.toml").write_text(SETTINGS % receiver.url)
@@ -65,7 +58,7 @@ def test_secrets_stay_where_they_are(commands: Any, receiver: LoopbackReceiver, 
     words = ["--name", "night", "--alert", address, "--alert=run_failed", "train.py"]
     process = commands.start("run", *words, env=private)
     sender = "stepscope.alerts.sender"
-    wait_until(lambda: bool(commands.running(sender)) and (tmp_path / "runs" / "night" / "hub.json").exists())
+    until(lambda: bool(commands.running(sender)) and (tmp_path / "runs" / "night" / "hub.json").exists())
     lines = command_lines(commands.survivors())
     assert any(sender.encode() in line for line in lines)
     assert any(b"stepscope\0run\0--name\0night\0train.py" in line for line in lines)
@@ -74,7 +67,7 @@ def test_secrets_stay_where_they_are(commands: Any, receiver: LoopbackReceiver, 
     done = commands.finish(process)
     assert done.code == 3
     assert "alerts in the environment: []" in done.stdout
-    wait_until(lambda: len(receiver.accepted) >= 2)
+    until(lambda: len(receiver.accepted) >= 2)
     paths = {request.path: request.json for request in receiver.accepted}
     assert paths[f"/{TOKEN}"]["kind"] in ("run_failed", "rank_crashed")
     assert paths["/v2/enqueue"]["routing_key"] == KEY

@@ -11,13 +11,13 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from waiting import until
 
 PATIENCE_S = 60.0
 TERMINATE = "terminate called after throwing an instance of 'std::runtime_error'"
@@ -340,11 +340,3 @@ def test_an_agent_that_died_is_followed_by_one_that_goes_on_where_it_was(
 def forwarder_of(commands: Any) -> int | None:
     found = [process.pid for process in commands.running("stepscope.agent.output_forwarder")]
     return found[0] if found else None
-
-
-def until(what: Callable[[], Any]) -> Any:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not (found := what()):
-        assert time.monotonic() < deadline_s, "it never came to that"
-        time.sleep(0.01)
-    return found

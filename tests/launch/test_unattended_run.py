@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from real_prometheus import program, prometheus
+from waiting import until
 
 from stepscope.hub.live.figures import read_judged
 from stepscope.store.documents import read_finding_history
@@ -29,17 +29,8 @@ while not os.path.exists("pause"):
 while not os.path.exists("over"):
     time.sleep(0.02)
 """
-PATIENCE_S = 90.0
 SERVER = ("httptools", "uvloop", "cryptography", "duckdb")
 """Libraries that only a hub with clients needs."""
-
-
-def until(what: Callable[[], Any]) -> Any:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not (found := what()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture

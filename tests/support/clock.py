@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FakeClock", "SecondsClock"]
+__all__ = ["FakeClock", "FakeClockInSeconds", "SecondsClock"]
 
 
 class FakeClock:
@@ -16,6 +16,13 @@ class FakeClock:
 
     def advance(self, nanoseconds: int) -> None:
         self.now_ns += nanoseconds
+
+
+class FakeClockInSeconds(FakeClock):
+    """Moved in nanoseconds, read in seconds."""
+
+    def __call__(self) -> float:  # type: ignore[override]
+        return self.now_ns / 1e9
 
 
 class SecondsClock:

@@ -10,18 +10,18 @@ import json
 import re
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from waiting import until
 
-__all__ = ["RealPrometheus", "program", "prometheus", "until"]
+__all__ = ["RealPrometheus", "program", "prometheus"]
 
 T = TypeVar("T")
 
@@ -31,15 +31,6 @@ def program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"{name} (Debian's prometheus) is not installed")
-    return found
-
-
-def until(done: Callable[[], T], timeout_s: float = 90.0) -> T:
-    """Return the first result that is true."""
-    deadline_s = time.monotonic() + timeout_s
-    while not (found := done()):
-        assert time.monotonic() < deadline_s, "nothing came in time"
-        time.sleep(0.1)
     return found
 
 

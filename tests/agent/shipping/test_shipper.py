@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rings import RingStream, write_steps
+from waiting import until
 
 from stepscope.agent.shipping.sender import Delivered, Shipper
 from stepscope.errors import UsageError
@@ -26,13 +26,6 @@ from stepscope.store.file_io import read_jsonl
 KEY_TEXT = "a key of sixteen characters or more"
 BYE = {"exit_code": 0, "status": "finished"}
 PATIENCE_S = 30.0
-
-
-def until(done: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def shipper(spool: Any, hub: Any) -> Shipper:
