@@ -9,23 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clock import FakeClock
+from clock import FakeClockInSeconds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.agent.sampling.host import TICKS_PER_S, BusyProcesses, HostSampler, JobCpu, Pressure
 from stepscope.agent.sampling.off_cpu import run_delay_ns
 from stepscope.records.paths import helper_command, log_of_rank
-
-
-class Seconds(FakeClock):
-    def __call__(self) -> float:  # type: ignore[override]
-        return self.now_ns / 1e9
-
-
-@pytest.fixture
-def clock() -> Seconds:
-    return Seconds(5_000_000_000)
 
 
 class FakeProc:
@@ -57,11 +47,11 @@ def proc(tmp_path: Path) -> FakeProc:
     return FakeProc(tmp_path / "proc")
 
 
-def second(clock: Seconds, seconds: float = 1.0) -> None:
+def second(clock: FakeClockInSeconds, seconds: float = 1.0) -> None:
     clock.advance(int(seconds * 1e9))
 
 
-def test_pressure_is_the_share_of_the_time_since(proc: FakeProc, clock: Seconds) -> None:
+def test_pressure_is_the_share_of_the_time_since(proc: FakeProc, clock: FakeClockInSeconds) -> None:
     for resource in ("cpu", "io", "memory"):
         proc.pressure(resource, 10_000_000)
     proc.running(4)
@@ -74,7 +64,7 @@ def test_pressure_is_the_share_of_the_time_since(proc: FakeProc, clock: Seconds)
     assert pressure.sample() == sample
 
 
-def test_what_the_kernel_does_not_tell_is_left_out(proc: FakeProc, clock: Seconds) -> None:
+def test_what_the_kernel_does_not_tell_is_left_out(proc: FakeProc, clock: FakeClockInSeconds) -> None:
     proc.pressure("cpu", 5)
     (proc.path / "pressure" / "io").write_text("some avg10=0.00 total=\n")
     pressure = Pressure(proc.path, clock)
@@ -98,7 +88,7 @@ def test_fuzz_pressure(tmp_path: Path, some: str, stat: str) -> None:
     Pressure(proc).sample()
 
 
-def test_the_job_is_its_ranks_and_all_they_started(proc: FakeProc, clock: Seconds) -> None:
+def test_the_job_is_its_ranks_and_all_they_started(proc: FakeProc, clock: FakeClockInSeconds) -> None:
     proc.process(1, 0, 50)
     proc.process(10, 1, 1000, name="a) S 1 (b")
     proc.process(11, 10, 100)
@@ -112,7 +102,7 @@ def test_the_job_is_its_ranks_and_all_they_started(proc: FakeProc, clock: Second
     assert job.percent([10]) == round(100 * 100 / TICKS_PER_S / 4, 1)
 
 
-def test_children_come_and_go(proc: FakeProc, clock: Seconds) -> None:
+def test_children_come_and_go(proc: FakeProc, clock: FakeClockInSeconds) -> None:
     proc.process(10, 1)
     job = JobCpu(1, proc.path, clock)
     job.percent([10])
@@ -127,7 +117,7 @@ def test_children_come_and_go(proc: FakeProc, clock: Seconds) -> None:
     assert job.percent([10]) == 0.0
 
 
-def test_a_child_that_was_there_before_its_rank_was_known(proc: FakeProc, clock: Seconds) -> None:
+def test_a_child_that_was_there_before_its_rank_was_known(proc: FakeProc, clock: FakeClockInSeconds) -> None:
     """DataLoader workers may be older than the ring; what they used before counts for nobody."""
     proc.process(10, 1, 500)
     proc.process(40, 1, 500)
@@ -141,7 +131,7 @@ def test_a_child_that_was_there_before_its_rank_was_known(proc: FakeProc, clock:
     assert job.percent([10, 40]) == round(100 * 30 / TICKS_PER_S, 1)
 
 
-def test_a_child_whose_parent_ended_is_still_the_jobs(proc: FakeProc, clock: Seconds) -> None:
+def test_a_child_whose_parent_ended_is_still_the_jobs(proc: FakeProc, clock: FakeClockInSeconds) -> None:
     proc.process(10, 1)
     proc.process(11, 10)
     proc.process(12, 11)
@@ -153,7 +143,7 @@ def test_a_child_whose_parent_ended_is_still_the_jobs(proc: FakeProc, clock: Sec
     assert job.percent([10]) == round(100 * 20 / TICKS_PER_S, 1)
 
 
-def test_no_proc_no_figure(tmp_path: Path, clock: Seconds) -> None:
+def test_no_proc_no_figure(tmp_path: Path, clock: FakeClockInSeconds) -> None:
     job = JobCpu(1, tmp_path / "none", clock)
     assert job.percent([10]) is None
     second(clock)
@@ -217,7 +207,9 @@ def test_where_the_output_of_a_rank_is(
 FULL = {"cpu_percent": 99.0}
 
 
-def test_on_a_full_machine_the_busiest_processes_outside_the_job_are_named(proc: FakeProc, clock: Seconds) -> None:
+def test_on_a_full_machine_the_busiest_processes_outside_the_job_are_named(
+    proc: FakeProc, clock: FakeClockInSeconds
+) -> None:
     busy = BusyProcesses(proc.path, clock)
     for pid in range(10, 17):
         proc.process(pid, 1, ticks=1000)
@@ -237,7 +229,7 @@ def test_on_a_full_machine_the_busiest_processes_outside_the_job_are_named(proc:
     assert busy.sample(FULL, range(10, 17)) == {"busy_processes": named}
 
 
-def test_a_machine_with_room_is_not_searched(proc: FakeProc, clock: Seconds) -> None:
+def test_a_machine_with_room_is_not_searched(proc: FakeProc, clock: FakeClockInSeconds) -> None:
     busy = BusyProcesses(proc.path, clock)
     proc.process(11, 1, ticks=0)
     assert busy.sample({"cpu_percent": 40.0, "cpu_pressure": 0.1}, [11]) == {}

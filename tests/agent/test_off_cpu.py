@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clock import FakeClock
+from clock import FakeClockInSeconds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,16 +20,6 @@ from stepscope.agent.sampling.off_cpu import (
     read_stat,
     read_status,
 )
-
-
-class Seconds(FakeClock):
-    def __call__(self) -> float:  # type: ignore[override]
-        return self.now_ns / 1e9
-
-
-@pytest.fixture
-def clock() -> Seconds:
-    return Seconds(5_000_000_000)
 
 
 class FakeRoot:
@@ -61,7 +51,7 @@ def root(tmp_path: Path) -> FakeRoot:
     return FakeRoot(tmp_path)
 
 
-def test_shares_and_rates_are_since_the_previous_sample(root: FakeRoot, clock: Seconds) -> None:
+def test_shares_and_rates_are_since_the_previous_sample(root: FakeRoot, clock: FakeClockInSeconds) -> None:
     root.process(7, faults=100)
     root.waited(7, 1_000_000_000)
     waits = OffCpu(root.path, clock)
@@ -77,7 +67,9 @@ def test_shares_and_rates_are_since_the_previous_sample(root: FakeRoot, clock: S
     assert waits.sample(7) == {"cpu_wait": 0.0, "disk_wait": 0.0, "major_faults_ps": 0.0}
 
 
-def test_where_the_kernel_counts_the_wait_for_the_disk_its_count_is_used(root: FakeRoot, clock: Seconds) -> None:
+def test_where_the_kernel_counts_the_wait_for_the_disk_its_count_is_used(
+    root: FakeRoot, clock: FakeClockInSeconds
+) -> None:
     root.process(7)
     waits = OffCpu(root.path, clock)
     waits.watch(7)
@@ -86,7 +78,7 @@ def test_where_the_kernel_counts_the_wait_for_the_disk_its_count_is_used(root: F
     assert waits.sample(7)["disk_wait"] == 0.5
 
 
-def test_children_are_reported_beside_their_rank(root: FakeRoot, clock: Seconds) -> None:
+def test_children_are_reported_beside_their_rank(root: FakeRoot, clock: FakeClockInSeconds) -> None:
     for pid, parent, state in ((7, 1, "S"), (8, 7, "D"), (9, 8, "S"), (20, 1, "D")):
         root.process(pid, parent=parent, state=state, faults=10)
     job = JobCpu(1, root.path / "proc", clock)
@@ -104,7 +96,7 @@ def test_children_are_reported_beside_their_rank(root: FakeRoot, clock: Seconds)
     assert waits.sample(7, job.children()[7])["children_major_faults_ps"] == 30.0
 
 
-def test_a_process_that_is_gone_has_no_values(root: FakeRoot, clock: Seconds) -> None:
+def test_a_process_that_is_gone_has_no_values(root: FakeRoot, clock: FakeClockInSeconds) -> None:
     root.process(7)
     waits = OffCpu(root.path, clock)
     waits.watch(7)
@@ -118,7 +110,7 @@ def test_a_process_that_is_gone_has_no_values(root: FakeRoot, clock: Seconds) ->
     assert waits.sample(7) == {}
 
 
-def test_the_smallest_quota_around_a_process_counts(root: FakeRoot, clock: Seconds) -> None:
+def test_the_smallest_quota_around_a_process_counts(root: FakeRoot, clock: FakeClockInSeconds) -> None:
     root.write("proc/7/cgroup", "0::/pod/job\n")
     root.unified("pod", quota="50000 100000", throttled_us=1_000_000)
     root.unified("pod/job", quota="max 100000", throttled_us=7_000_000)
@@ -128,7 +120,7 @@ def test_the_smallest_quota_around_a_process_counts(root: FakeRoot, clock: Secon
     assert quota.sample() == {"cpu_quota": 0.5, "throttled": 0.3}
 
 
-def test_version_1_counts_in_nanoseconds(root: FakeRoot, clock: Seconds) -> None:
+def test_version_1_counts_in_nanoseconds(root: FakeRoot, clock: FakeClockInSeconds) -> None:
     root.write("proc/7/cgroup", "3:cpuset:/\n2:cpu,cpuacct:/job\n0::/\n")
     for name, text in (("cfs_quota_us", "150000"), ("cfs_period_us", "100000"), ("stat", "throttled_time 0\n")):
         root.write(f"sys/fs/cgroup/cpu/job/cpu.{name}", text)
@@ -139,7 +131,7 @@ def test_version_1_counts_in_nanoseconds(root: FakeRoot, clock: Seconds) -> None
     assert quota.sample() == {"cpu_quota": 1.5, "throttled": 0.25}
 
 
-def test_a_quota_that_is_set_later_is_found(root: FakeRoot, clock: Seconds) -> None:
+def test_a_quota_that_is_set_later_is_found(root: FakeRoot, clock: FakeClockInSeconds) -> None:
     root.write("proc/7/cgroup", "0::/job\n")
     root.unified("job", quota="max 100000", throttled_us=0)
     quota = CgroupQuota(7, root.path, clock)

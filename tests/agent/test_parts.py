@@ -21,17 +21,6 @@ from stepscope.agent.sampling.host import GpuSampler
 from stepscope.store import file_io
 
 
-@pytest.fixture
-def pipe() -> Any:
-    reading, writing = os.pipe()
-    yield reading, writing
-    for fd in (reading, writing):
-        try:
-            os.close(fd)
-        except OSError:
-            pass
-
-
 def test_the_end_is_heard_in_pieces(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     control = Control(reading)

@@ -239,3 +239,14 @@ def ring(tmp_path: Path) -> Iterator[RingWriter]:
     ring = RingWriter(tmp_path / "1.ring", RankIdentity(host="node", pid=os.getpid()), capacity=MIN_CAPACITY)
     yield ring
     ring.close()
+
+
+@pytest.fixture
+def sampled(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock
+) -> Layers:
+    """A recording at the default rate, on a clock of its own: looks at gradients take no time."""
+    monkeypatch.delenv(ENV_LAYERS, raising=False)
+    found = Layers(request.getfixturevalue("clocked"), tmp_path / "session")
+    found.sampler._now = clock
+    return found

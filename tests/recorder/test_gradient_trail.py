@@ -38,17 +38,6 @@ BAD_STEP = 20
 
 
 @pytest.fixture
-def recorded(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock
-) -> Layers:
-    """A recording at the default rate; looks at gradients take no time on its clock."""
-    monkeypatch.delenv(ENV_LAYERS, raising=False)
-    found = Layers(request.getfixturevalue("clocked"), tmp_path / "session")
-    found.sampler._now = clock
-    return found
-
-
-@pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a few gradients can be afforded."""
     monkeypatch.setattr(GradientTrail, "_affordable", lambda self, most_ns: "few")
@@ -126,9 +115,9 @@ def bad_names(model: ModelTree, norms: tuple[float | None, ...]) -> list[str]:
 BEFORE_IT = ["0.up", "0.down", "1.up", "1.down", "2.up"]
 
 
-def test_gradients_that_the_optimizer_gets(recorded: Layers, clock: FakeClock) -> None:
+def test_gradients_that_the_optimizer_gets(sampled: Layers, clock: FakeClock) -> None:
     train(blocks(), clock, bad="backward")
-    model, (first, after) = trails(recorded)
+    model, (first, after) = trails(sampled)
     assert (first.step, first.good_step, after.step) == (BAD_STEP, BAD_STEP - 1, BAD_STEP + 1)
     assert bad_names(model, first.grad_norm) == BEFORE_IT
     assert bad_names(model, after.weight_norm) == BEFORE_IT
@@ -136,11 +125,11 @@ def test_gradients_that_the_optimizer_gets(recorded: Layers, clock: FakeClock) -
 
 
 def test_norms_that_clipping_computes_are_kept_in_steps_of_any_length(
-    recorded: Layers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    sampled: Layers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GradientTrail, "_read_norms", None)  # would fail
     train(blocks(), clock, bad="backward", clip=True, step_ns=1_000_000, steps=70)
-    model, found = trails(recorded)
+    model, found = trails(sampled)
     assert (found[0].step, found[0].good_step) == (BAD_STEP, BAD_STEP - 1)
     assert bad_names(model, found[0].grad_norm) == BEFORE_IT
     assert torch.stack is gradient_trail_originals()[1]
@@ -151,16 +140,16 @@ def gradient_trail_originals() -> tuple[Any, Any]:
     return torch._C._VariableFunctions._foreach_norm, torch._C._VariableFunctions.stack
 
 
-def test_gradients_of_this_rank_before_ddp_exchanges_them(recorded: Layers, clock: FakeClock, alone: None) -> None:
+def test_gradients_of_this_rank_before_ddp_exchanges_them(sampled: Layers, clock: FakeClock, alone: None) -> None:
     train(DistributedDataParallel(blocks()), clock, bad="backward", clip=True)
-    model, (first, *_) = trails(recorded)
+    model, (first, *_) = trails(sampled)
     assert (first.step, first.good_step) == (BAD_STEP, BAD_STEP - 1)
     assert bad_names(model, first.local_norm) == bad_names(model, first.grad_norm) == BEFORE_IT
 
 
-def test_gradients_are_read_on_the_thread_of_autograd(recorded: Layers, clock: FakeClock, alone: None) -> None:
+def test_gradients_are_read_on_the_thread_of_autograd(sampled: Layers, clock: FakeClock, alone: None) -> None:
     """On a GPU backward ends on a thread of autograd, while the training thread waits for it."""
-    ledger = recorded.recording.recorder.ledger
+    ledger = sampled.recording.recorder.ledger
     training_thread = ledger.thread
     model = DistributedDataParallel(blocks())
 
@@ -178,50 +167,50 @@ def test_gradients_are_read_on_the_thread_of_autograd(recorded: Layers, clock: F
 
     model.register_forward_hook(around_backward)
     train(model, clock, bad="backward")
-    tree, (first, *_) = trails(recorded)
+    tree, (first, *_) = trails(sampled)
     assert bad_names(tree, first.local_norm) == BEFORE_IT
 
 
 def test_a_few_gradients_show_the_rank_and_the_weights_the_layer(
-    recorded: Layers, clock: FakeClock, alone: None, few: None
+    sampled: Layers, clock: FakeClock, alone: None, few: None
 ) -> None:
     train(DistributedDataParallel(blocks()), clock, bad="backward")
-    model, (first, after) = trails(recorded)
+    model, (first, after) = trails(sampled)
     assert (first.step, first.good_step, first.good_some_step) == (BAD_STEP, None, BAD_STEP - 1)
     assert bad_names(model, first.local_norm) == BEFORE_IT
     assert bad_names(model, after.weight_norm) == BEFORE_IT
 
 
-def test_what_fsdp_gives_to_a_collective(recorded: Layers, clock: FakeClock, two_ranks: None) -> None:
+def test_what_fsdp_gives_to_a_collective(sampled: Layers, clock: FakeClock, two_ranks: None) -> None:
     """The fake group returns zeros, so only what was given to it shows NaN."""
     model = blocks()
     for block in model:
         fully_shard(block)
     fully_shard(model)
     train(model, clock, steps=BAD_STEP)
-    trail = recorded.recording.recorder.trail
+    trail = sampled.recording.recorder.trail
     assert isinstance(trail, GradientTrail)
     kinds = {kind for kind, _, _ in trail._steps[-1].parts}
     assert kinds == {"probe", "reduced"}
     assert sum(kind == "probe" for kind, _, _ in trail._steps[-1].parts) == 5
 
 
-def test_the_layer_before_nan_in_forward(recorded: Layers, clock: FakeClock) -> None:
+def test_the_layer_before_nan_in_forward(sampled: Layers, clock: FakeClock) -> None:
     train(blocks(), clock, bad="forward")
-    model, (first, *_) = trails(recorded)
+    model, (first, *_) = trails(sampled)
     assert (first.step, first.good_step) == (BAD_STEP, BAD_STEP - 1)
     assert bad_names(model, first.weight_norm) == []
     assert model.modules[first.nonfinite_forward or 0].name == "2.up"
 
 
-def test_an_update_that_spoils_the_weights(recorded: Layers, clock: FakeClock) -> None:
+def test_an_update_that_spoils_the_weights(sampled: Layers, clock: FakeClock) -> None:
     train(blocks(), clock, bad="update")
-    model, (first, *_) = trails(recorded)
+    model, (first, *_) = trails(sampled)
     assert (first.step, first.good_step) == (BAD_STEP + 1, BAD_STEP)
     assert len(bad_names(model, first.weight_norm)) == 9
 
 
-def test_healthy_runs_write_nothing_and_a_scaler_may_skip_steps(recorded: Layers, clock: FakeClock) -> None:
+def test_healthy_runs_write_nothing_and_a_scaler_may_skip_steps(sampled: Layers, clock: FakeClock) -> None:
     train(blocks(), clock)
     model = blocks()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -236,26 +225,26 @@ def test_healthy_runs_write_nothing_and_a_scaler_may_skip_steps(recorded: Layers
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    assert trails(recorded)[1] == []
-    trail = recorded.recording.recorder.trail
+    assert trails(sampled)[1] == []
+    trail = sampled.recording.recorder.trail
     assert isinstance(trail, GradientTrail)
     assert [step.step for step in trail._steps if step.skipped] == [23 + at for at in range(30) if at % 7 == 3]
 
 
-def test_a_script_that_stops_at_nan(recorded: Layers, clock: FakeClock) -> None:
+def test_a_script_that_stops_at_nan(sampled: Layers, clock: FakeClock) -> None:
     """The step in which it is seen never ends."""
     model = blocks()
     train(model, clock, bad="backward", steps=BAD_STEP + 1)
     clock.advance(100_000_000)
     model(X).square().mean().backward()
-    assert trails(recorded)[1] == []
-    recorded.recording.recorder._write_trail(at_end=True)
-    (first, *_) = trails(recorded)[1]
+    assert trails(sampled)[1] == []
+    sampled.recording.recorder._write_trail(at_end=True)
+    (first, *_) = trails(sampled)[1]
     assert (first.step, first.good_step) == (BAD_STEP, BAD_STEP - 1)
 
 
 def test_short_and_costly_steps_are_left_alone(
-    recorded: Layers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    sampled: Layers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In short steps nothing is launched; looks that take too long are tried again now and then."""
     looks: list[int] = []
@@ -264,7 +253,7 @@ def test_short_and_costly_steps_are_left_alone(
     def slow(self: GradientTrail, *args: Any) -> None:
         scope = self._scope
         original(self, *args)
-        looks.append(recorded.recording.recorder.step)
+        looks.append(sampled.recording.recorder.step)
         self._host_ns[scope].append(300_000)
 
     monkeypatch.setattr(GradientTrail, "_read_norms", slow)
@@ -278,7 +267,7 @@ def test_short_and_costly_steps_are_left_alone(
     assert len(looks) >= 130
 
 
-def test_nothing_of_the_script_is_kept_or_seen(recorded: Layers, clock: FakeClock) -> None:
+def test_nothing_of_the_script_is_kept_or_seen(sampled: Layers, clock: FakeClock) -> None:
     model = blocks()
     train(model, clock, clip=True)
     model(X).square().mean().backward()

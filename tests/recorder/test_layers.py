@@ -48,17 +48,6 @@ FLOAT = 4
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture
-def sampled(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock
-) -> Layers:
-    """A recording at the default rate, on a clock of its own."""
-    monkeypatch.delenv(ENV_LAYERS, raising=False)
-    found = Layers(request.getfixturevalue("clocked"), tmp_path / "session")
-    found.sampler._now = clock
-    return found
-
-
 def train(model: nn.Module, steps: int, *, lr: float = 0.1, x: torch.Tensor = X) -> torch.optim.Optimizer:
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     for _ in range(steps):

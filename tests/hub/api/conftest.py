@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from fakes.cluster import Cluster
 from fakes.samples import with_samples
 
-from stepscope.hub.api.auth import Readers
+from stepscope.hub.api.auth import Readers, ReaderTokens
 from stepscope.hub.api.stream import Streams
 from stepscope.hub.app import make_app
 from stepscope.hub.limits import ServerLimits
@@ -63,9 +64,33 @@ Serve = Callable[..., Hub]
 
 
 @pytest.fixture
-def serve(folder: Path) -> Iterator[Serve]:
-    """``serve()``: a hub of the folder; of other runs, or with other limits, if that is said."""
+def start_hub() -> Iterator[Callable[..., Hub]]:
+    """``start_hub(make, limits)``: a hub with the application that ``make`` returns; closed after the test."""
     hubs: list[Hub] = []
+
+    def start(make: Callable[[], Any], limits: ServerLimits | None = None) -> Hub:
+        hubs.append(Hub(make, limits))
+        return hubs[-1]
+
+    yield start
+    for hub in hubs:
+        hub.close()
+
+
+@pytest.fixture
+def runs(made: Path, tmp_path: Path) -> Path:
+    """A copy of the module's runs, to change."""
+    return Path(shutil.copytree(made, tmp_path / "runs"))
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> ReaderTokens:
+    return ReaderTokens(tmp_path / "tokens.json")
+
+
+@pytest.fixture
+def serve(folder: Path, start_hub: Callable[..., Hub]) -> Serve:
+    """``serve()``: a hub of the folder; of other runs, or with other limits, if that is said."""
 
     def start(
         runs: Callable[[], Runs] | None = None, *, streams: Streams | None = None, limits: ServerLimits | None = None
@@ -73,12 +98,9 @@ def serve(folder: Path) -> Iterator[Serve]:
         def make() -> Any:
             return make_app(runs() if runs else Runs.of_folder(folder), Readers(READER), streams=streams)
 
-        hubs.append(Hub(make, limits))
-        return hubs[-1]
+        return start_hub(make, limits)
 
-    yield start
-    for hub in hubs:
-        hub.close()
+    return start
 
 
 @pytest.fixture(scope="module")

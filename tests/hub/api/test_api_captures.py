@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,31 +41,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def runs(made: Path, tmp_path: Path) -> Path:
-    """A copy, to change."""
-    return Path(shutil.copytree(made, tmp_path / "runs"))
-
-
-@pytest.fixture
-def tokens(tmp_path: Path) -> ReaderTokens:
-    return ReaderTokens(tmp_path / "tokens.json")
-
-
 Start = Callable[..., Hub]
 
 
 @pytest.fixture
-def start(runs: Path, tokens: ReaderTokens) -> Iterator[Start]:
-    hubs: list[Hub] = []
-
+def start(runs: Path, tokens: ReaderTokens, start_hub: Callable[..., Hub]) -> Start:
     def begin(*, changes: bool = True) -> Hub:
-        hubs.append(Hub(lambda: make_app(Runs.of_folder(runs), Readers(READER, named=tokens), changes=changes)))
-        return hubs[-1]
+        return start_hub(lambda: make_app(Runs.of_folder(runs), Readers(READER, named=tokens), changes=changes))
 
-    yield begin
-    for hub in hubs:
-        hub.close()
+    return begin
 
 
 def test_the_list_and_one_of_them(start: Start) -> None:

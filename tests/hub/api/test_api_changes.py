@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,34 +35,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def runs(made: Path, tmp_path: Path) -> Path:
-    """A copy, to change."""
-    return Path(shutil.copytree(made, tmp_path / "runs"))
-
-
-@pytest.fixture
-def tokens(tmp_path: Path) -> ReaderTokens:
-    return ReaderTokens(tmp_path / "tokens.json")
-
-
 Start = Callable[..., Hub]
 
 
 @pytest.fixture
-def start(runs: Path, tokens: ReaderTokens) -> Iterator[Start]:
-    hubs: list[Hub] = []
-
+def start(runs: Path, tokens: ReaderTokens, start_hub: Callable[..., Hub]) -> Start:
     def begin(folder: Path = runs, *, changes: bool = True) -> Hub:
-        def make() -> Any:
-            return make_app(Runs.of_folder(folder), Readers(READER, named=tokens), changes=changes)
+        return start_hub(lambda: make_app(Runs.of_folder(folder), Readers(READER, named=tokens), changes=changes))
 
-        hubs.append(Hub(make))
-        return hubs[-1]
-
-    yield begin
-    for hub in hubs:
-        hub.close()
+    return begin
 
 
 def label(hub: Hub, run: str, change: Any, headers: dict[str, str] | None = None) -> httpx.Response:

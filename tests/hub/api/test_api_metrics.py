@@ -11,7 +11,8 @@ import pytest
 from fakes.cluster import Cluster
 from fakes.traffic import Exchange, Traffic
 from prometheus_client.parser import text_string_to_metric_families
-from real_prometheus import program, prometheus, until
+from real_prometheus import program, prometheus
+from waiting import until
 
 from stepscope.diagnosis import build_window
 from stepscope.hub.api.auth import Readers

@@ -21,16 +21,8 @@ from tests.hub.run_parts import READER, Hub, record
 
 
 @pytest.fixture
-def hub_of() -> Iterator[Callable[[Runs], Hub]]:
-    hubs: list[Hub] = []
-
-    def serve(runs: Runs) -> Hub:
-        hubs.append(Hub(lambda: make_app(runs, Readers(READER))))
-        return hubs[-1]
-
-    yield serve
-    for hub in hubs:
-        hub.close()
+def hub_of(start_hub: Callable[..., Hub]) -> Callable[[Runs], Hub]:
+    return lambda runs: start_hub(lambda: make_app(runs, Readers(READER)))
 
 
 def changed(folder: Path, wall_s: int) -> None:

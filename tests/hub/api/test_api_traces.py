@@ -47,18 +47,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hub_of(tmp_path: Path) -> Iterator[Callable[..., Hub]]:
-    hubs: list[Hub] = []
-
+def hub_of(tmp_path: Path, start_hub: Callable[..., Hub]) -> Callable[..., Hub]:
     def serve(root: Path, **more: Any) -> Hub:
         limits = replace(more.pop("limits", DeskLimits()), nice=0)  # the machine that tests is busy
         desk = TraceDesk(folder=tmp_path / "views", limits=limits, **more)
-        hubs.append(Hub(lambda: make_app(Runs.of_folder(root), Readers(READER), desk=desk)))
-        return hubs[-1]
+        return start_hub(lambda: make_app(Runs.of_folder(root), Readers(READER), desk=desk))
 
-    yield serve
-    for hub in hubs:
-        hub.close()
+    return serve
 
 
 def done(hub: Hub, path: str) -> dict[str, Any]:

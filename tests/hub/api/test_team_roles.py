@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +46,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def runs(made: Path, tmp_path: Path) -> Path:
-    """A copy, to change."""
-    return Path(shutil.copytree(made, tmp_path / "runs"))
-
-
-@pytest.fixture
-def tokens(tmp_path: Path) -> ReaderTokens:
-    return ReaderTokens(tmp_path / "tokens.json")
-
-
-@pytest.fixture
 def audit(tmp_path: Path) -> AuditLog:
     return AuditLog(path=tmp_path / "audit.jsonl")
 
@@ -66,20 +54,15 @@ Start = Callable[..., Hub]
 
 
 @pytest.fixture
-def start(runs: Path, tokens: ReaderTokens, audit: AuditLog) -> Iterator[Start]:
-    hubs: list[Hub] = []
-
+def start(runs: Path, tokens: ReaderTokens, audit: AuditLog, start_hub: Callable[..., Hub]) -> Start:
     def begin(trusted: TrustedProxy | None = None, **options: bool) -> Hub:
         def make() -> Any:
             readers = Readers(READER, named=tokens, trusted=trusted, audit=audit)
             return make_app(Runs.of_folder(runs), readers, **(options or {"changes": True}))
 
-        hubs.append(Hub(make))
-        return hubs[-1]
+        return start_hub(make)
 
-    yield begin
-    for hub in hubs:
-        hub.close()
+    return begin
 
 
 def token_of(tokens: ReaderTokens, name: str, *roles: Role, scope: str = ALL) -> dict[str, str]:
