@@ -58,3 +58,17 @@ def test_a_list_that_is_not_ours(listed: str, tmp_path: Path) -> None:
     (folder / ".stepscope-tables").write_text(listed.replace("[5, 5]", f"[{status.st_size}, {status.st_mtime_ns}]"))
     write_csv(folder, {})
     assert outside.exists()
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_sums_of_what_is_left_out() -> None:
+    made = table_of(
+        "some", "Some", ("name", "count", "total_ns", "share", "known"),
+        [("a", 3, 50, 0.5, 1), ("b", 2, 30, 0.3, None), ("c", 1, 20, 0.2, 4)], limit=1,
+    )  # fmt: skip
+    assert made.left_out == 2
+    assert made.left_out_sums == {"count": 3, "total_ns": 50}
+    assert table_of("some", "Some", ("name", "count"), [("a", 3)]).left_out_sums == {}
+    assert table_of("some", "Some", ("name", "count"), []).left_out_sums == {}
