@@ -22,7 +22,7 @@ from stepscope.agent.journal import Journal
 from stepscope.records.files import open_file
 from stepscope.records.text import bytes_text, say
 from stepscope.store import file_io
-from stepscope.store.file_io import NEARLY_FULL, record_in, run_bytes
+from stepscope.store.file_io import NEARLY_FULL, file_size, record_in, run_bytes
 from stepscope.store.live.logs import ALL_BYTES, bound_logs
 from stepscope.store.live.sample_files import (
     Coarsener,
@@ -147,7 +147,7 @@ class SampleKeeper:
         if now_s - self._checked_s < THINNING_CHECK_S:
             return
         self._checked_s = now_s
-        if now_s - self._begun_s >= self._segment_s or _size(self._run_dir / SAMPLES) >= SEGMENT_BYTES:
+        if now_s - self._begun_s >= self._segment_s or file_size(self._run_dir / SAMPLES) >= SEGMENT_BYTES:
             rotate_samples(self._run_dir)
             self._begun_s = now_s
         for left in superseded_segments(self._run_dir):
@@ -206,13 +206,6 @@ def claim_of(run_dir: Path) -> SampleClaim:
 def _wall_ns(sample: dict[str, object]) -> int:
     wall_ns = sample.get("wall_ns")
     return wall_ns if isinstance(wall_ns, int) else 0
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 # -- Disk limit -------------------------------------------------------------------------------------------------------

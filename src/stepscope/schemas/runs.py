@@ -461,14 +461,7 @@ class LeastCost(TypedDict):
     if_fixed: IfFixed | None
 
 
-class CostRequired(TypedDict):
-    share: float | None
-    seconds: float | None
-    rank_hours: float | None
-    if_fixed: IfFixed | None
-
-
-class Cost(CostRequired, total=False):
+class Cost(LeastCost, total=False):
     up_to: bool
     least: LeastCost
 

@@ -26,6 +26,7 @@ __all__ = [
     "blank_line",
     "bounded_lines",
     "disk_limit",
+    "file_size",
     "fsync_file",
     "fsync_folder",
     "leftovers",
@@ -274,6 +275,14 @@ def disk_limit(meta: Mapping[str, Any]) -> int:
     """Return the limit in bytes; 0: no limit."""
     limit = meta.get("max_disk")
     return limit if type(limit) is int and limit >= 0 else MAX_DISK
+
+
+def file_size(path: Path) -> int:
+    """0 if there is no such file."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def run_bytes(run_dir: Path) -> int:

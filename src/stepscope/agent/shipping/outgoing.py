@@ -31,7 +31,7 @@ from stepscope.records.files import open_file
 from stepscope.records.paths import CAPTURES, FLIGHT, HANGS
 from stepscope.records.series import RankState
 from stepscope.records.steps import SLOT_BYTES, SLOT_HEAD
-from stepscope.store.file_io import blank_line, lines_from, read_document
+from stepscope.store.file_io import blank_line, file_size, lines_from, read_document
 from stepscope.store.live.ring_files import RingSidecar, SegmentPart, guess_sidecar, parts_from
 from stepscope.store.live.sample_files import read_samples, sample_bytes, samples_end
 from stepscope.store.paths import SAMPLES, SEGMENT_SUFFIX, SIDECAR_SUFFIX, STEPS, segment_path, sidecar_path
@@ -321,7 +321,7 @@ class Outgoing:
     def _count_left(self) -> int:
         self._find_rings()
         left = sum(ring.behind_bytes() for ring in self._rings.values())
-        lines = [(name, _size(self._run_dir / name)) for name in LINE_FILES if name != SAMPLES]
+        lines = [(name, file_size(self._run_dir / name)) for name in LINE_FILES if name != SAMPLES]
         left += min(max(0, samples_end(self._run_dir) - self._at.get(SAMPLES, 0)), sample_bytes(self._run_dir))
         logs = [(name, stamp.size) for name, stamp in (*self._named("log", [LOGS]), *self._traces())]
         left += sum(max(0, size - self._at.get(name, 0)) for name, size in (*lines, *logs))
@@ -368,7 +368,7 @@ class Outgoing:
             batch.more = batch.more or more
 
     def _add_lines(self, batch: Batch, name: str) -> None:
-        at, size = self._at.get(name, 0), _size(self._run_dir / name)
+        at, size = self._at.get(name, 0), file_size(self._run_dir / name)
         if size <= at:
             return
         most = int(TEXT_BYTES * self._scale)
@@ -468,13 +468,6 @@ def _entries(folder: Path) -> list[tuple[str, Stamp]]:
     except FileNotFoundError:
         return []
     return sorted(found)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _read(path: Path, offset: int, most: int) -> bytes:

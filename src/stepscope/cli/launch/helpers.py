@@ -68,6 +68,7 @@ __all__ = [
     "open_hub",
     "output_targets",
     "spawn",
+    "typed_path",
     "url_of",
     "watched_signals",
     "worst_end",
@@ -841,3 +842,11 @@ def _nodes(numbers: list[Any]) -> str:
 
 def _how(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def typed_path(path: Path) -> str:
+    """The path as the user would type it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.launch.helpers import Mask, spawn
+from stepscope.cli.launch.helpers import Mask, spawn, typed_path
 from stepscope.records.files import file_mode
 from stepscope.records.paths import helper_command, helper_environment, terminal_log
 from stepscope.records.text import say
@@ -211,7 +211,7 @@ class LiveView:
         lines = data.splitlines(keepends=True)
         shown = b"".join(lines[-LAST_LINES:])
         if tell and len(shown) < size:
-            self._tell(f"the end of the output; all of it is in {_short(self.log)}")
+            self._tell(f"the end of the output; all of it is in {typed_path(self.log)}")
         self._write(shown)
         return size
 
@@ -256,11 +256,3 @@ def _is_terminal(fd: int) -> bool:
         return os.isatty(fd)
     except OSError:
         return False
-
-
-def _short(path: Path) -> str:
-    """The path as the user would type it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

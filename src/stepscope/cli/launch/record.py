@@ -46,6 +46,7 @@ from stepscope.cli.launch.helpers import (
     open_hub,
     output_targets,
     spawn,
+    typed_path,
     url_of,
     watched_signals,
     worst_end,
@@ -522,7 +523,7 @@ def _note_copied(run_dir: Path, team: TeamHub | None, run: str, agent: AgentChil
         return
     why = f" ({agent.why_not_copied})" if agent.why_not_copied else ""
     say(f"the team's hub at {host_of(team.url)} does not have all of the run{why}; send the rest later with")
-    say(f"    stepscope send {_short(run_dir)}")
+    say(f"    stepscope send {typed_path(run_dir)}")
 
 
 def _left_open(job: JobOptions) -> int | None:
@@ -540,7 +541,7 @@ def _pass_on(job: JobOptions, run_dir: Path, services: JobServices, mask: Mask) 
     if job.archive is not None:
         from stepscope.cli.launch.archiving import archive_at_end
 
-        archive_at_end(_short(run_dir), job.archive, mask, quiet=job.quiet)
+        archive_at_end(typed_path(run_dir), job.archive, mask, quiet=job.quiet)
 
 
 def _label(run_dir: Path, tags: Sequence[str]) -> None:
@@ -561,7 +562,7 @@ def _tell_where(
     """
     sends = link is not None and link.sends
     url = link.url if link is not None and sends else hub.url if hub is not None else ""
-    say(f"recording to {_short(run_dir)}{f' (hub: {url})' if url and job.nodes.several else ''}")
+    say(f"recording to {typed_path(run_dir)}{f' (hub: {url})' if url and job.nodes.several else ''}")
     if user_page is not None:
         say(f"page: {user_page}")
         return
@@ -571,7 +572,7 @@ def _tell_where(
     if sys.stderr.isatty():
         say(f"page: {page_link(url, run_dir.name, about.token)}")
     else:
-        say(f"page: {page_link(url, run_dir.name)} (its token: {_short(run_dir / HUB)})")
+        say(f"page: {page_link(url, run_dir.name)} (its token: {typed_path(run_dir / HUB)})")
     if about.fingerprint and job.hub.certificate is None:
         say(f"your browser will ask whether to trust the run's self-signed certificate (SHA-256 {about.fingerprint})")
 
@@ -603,7 +604,7 @@ def _tell_links(run_dir: Path) -> None:
     """Print how to view the run now that its own hub has ended."""
     if (run_dir / REPORT_FILE).is_file():
         say(f"report: {(run_dir.absolute() / REPORT_FILE).as_uri()}")
-    say(f"page: {_user_page(run_dir) or shlex.join(['stepscope', 'serve', _short(run_dir), '--open'])}")
+    say(f"page: {_user_page(run_dir) or shlex.join(['stepscope', 'serve', typed_path(run_dir), '--open'])}")
 
 
 def _link(job: JobOptions) -> HubLink | None:
@@ -727,7 +728,7 @@ def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool, hint: str = "") -> Non
     except RunError as error:
         say(f"no summary: {error}")
         if not os.path.isfile(run_dir / META):  # noqa: PTH113 - its own raises where the file system has gone
-            command = f"`stepscope report {_short(run_dir)}` when the directory is available again"
+            command = f"`stepscope report {typed_path(run_dir)}` when the directory is available again"
             say(f"the recorded data is kept in memory; run {command}")
         return
     if not quiet:
@@ -749,7 +750,7 @@ def _hand_over(paths: RunPaths, end: JobEnd, link: HubLink, agent: AgentChild, *
         end_run(paths.run_dir, exit_code=end.exit_code, status=end.status)
     except RunError as error:
         say(str(error))
-    short = _short(paths.run_dir)
+    short = typed_path(paths.run_dir)
     why = f" ({agent.why_not})" if agent.why_not else ""
     say(f"the hub at {host_of(link.url)} does not have all data of node {link.node}{why}; send the rest later with")
     say(f"    stepscope send {short}")
@@ -791,11 +792,3 @@ def _bare_environment(job: JobOptions) -> dict[str, str]:
 
 def _run_unrecorded(job: JobOptions) -> NoReturn:
     os.execve(job.command[0], job.command, _bare_environment(job))
-
-
-def _short(path: Path) -> str:
-    """The path as the user would type it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

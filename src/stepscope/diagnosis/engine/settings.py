@@ -29,6 +29,7 @@ __all__ = [
     "compression_setting",
     "copy_setting",
     "ddp_setting",
+    "facts_about",
     "frameworks_of",
     "fsdp_bytes_advice",
     "fsdp_memory_advice",
@@ -200,7 +201,7 @@ def remarks_on(window: Window) -> list[str]:
     """Remarks on the ranks' objects, the first rank's where all should be alike; any fact may be missing."""
     facts = next((facts for facts in window.facts if facts), {})
     world_size = max((identity.world_size for identity in window.identities), default=1)
-    loader = _facts_about(facts, "loader")
+    loader = facts_about(facts, "loader")
     return [
         *_sampling(loader, _replicas(window, facts)),
         *_last_batch(window, facts, loader),
@@ -235,7 +236,7 @@ def _replicas(window: Window, facts: Mapping[str, Any]) -> int:
 
     If it is unknown which ranks those are, say nothing: samples that differ within such a group spoil the model.
     """
-    mesh = _facts_about(facts, "mesh")
+    mesh = facts_about(facts, "mesh")
     names, shape = mesh.get("names"), mesh.get("shape")
     if isinstance(names, list) and isinstance(shape, list) and names and len(names) == len(shape):
         sizes = [size for name, size in zip(names, shape, strict=True) if group_kind(str(name)) in ("data", "expert")]
@@ -264,7 +265,7 @@ def _last_batch(window: Window, facts: Mapping[str, Any], loader: Mapping[str, A
     compiled = ends[(window.flags[:, ends] & FLAG_COMPILED).any(axis=0)]
     extra_ns = float(np.clip(wall_ns[compiled] - usual_ns, 0.0, None).sum())
     share = extra_ns / float(wall_ns.sum())
-    if _facts_about(facts, "model").get("compiled") is True and (
+    if facts_about(facts, "model").get("compiled") is True and (
         extra_ns >= thresholds.LAST_BATCH_COMPILE_NS or (len(compiled) and share >= thresholds.LAST_BATCH_SHARE)
     ):
         yield (
@@ -283,7 +284,7 @@ def _last_batch(window: Window, facts: Mapping[str, Any], loader: Mapping[str, A
 
 def _unequal_epochs(window: Window) -> Iterator[str]:
     """Ranks that run out of data at different times, unless a rank has shown that it can handle that."""
-    loaders = [_facts_about(facts, "loader") for facts in window.facts]
+    loaders = [facts_about(facts, "loader") for facts in window.facts]
     lengths = [number(loader, "length") for loader in loaders]
     parallel = all(is_data_parallel(facts) for facts in window.facts)
     known = [length for length in lengths if length]
@@ -306,10 +307,10 @@ def _unequal_epochs(window: Window) -> Iterator[str]:
 
 
 def _normalizing(facts: Mapping[str, Any], loader: Mapping[str, Any], world_size: int) -> Iterator[str]:
-    count = _facts_about(facts, "model").get("sync_batchnorm")
+    count = facts_about(facts, "model").get("sync_batchnorm")
     if isinstance(count, int) and count > 0 and world_size == 1:
         yield f"{count} SyncBatchNorm layers in a single-rank job only cost time: BatchNorm computes the same."
-    own, samples = number(_facts_about(facts, "ddp"), "batchnorm"), number(loader, "batch_size")
+    own, samples = number(facts_about(facts, "ddp"), "batchnorm"), number(loader, "batch_size")
     ranks = _peer_count(facts) or world_size
     if own and samples and samples < thresholds.FEW_SAMPLES and ranks > 1:
         layer, verb = ("layer", "takes its") if own == 1 else ("layers", "take their")
@@ -322,7 +323,7 @@ def _normalizing(facts: Mapping[str, Any], loader: Mapping[str, Any], world_size
 
 def _searching(window: Window) -> Iterator[str]:
     """find_unused_parameters=True that no rank needed, if the walk takes a noticeable part of the step."""
-    ddps = [_facts_about(facts, "ddp") for facts in window.facts]
+    ddps = [facts_about(facts, "ddp") for facts in window.facts]
     if not ddps or any(ddp.get("find_unused_parameters") is not True for ddp in ddps):
         return
     iterations, usual_ns = min(all_were_used(ddp) for ddp in ddps), _median_step_ns(window)
@@ -360,12 +361,12 @@ def _median_step_ns(window: Window) -> float | None:
 
 def batch_size_of(facts: Mapping[str, Any]) -> int | None:
     """Samples in a batch of a data-parallel rank's training loader; None: not known, or not data-parallel."""
-    size = number(_facts_about(facts, "loader"), "batch_size") if is_data_parallel(facts) else None
+    size = number(facts_about(facts, "loader"), "batch_size") if is_data_parallel(facts) else None
     return int(size) if size else None
 
 
 def is_data_parallel(facts: Mapping[str, Any]) -> bool:
-    return bool(_facts_about(facts, "ddp") or _facts_about(facts, "fsdp"))
+    return bool(facts_about(facts, "ddp") or facts_about(facts, "fsdp"))
 
 
 def _peer_count(facts: Mapping[str, Any]) -> int:
@@ -375,7 +376,7 @@ def _peer_count(facts: Mapping[str, Any]) -> int:
     return sum(row[1] for row in rows if isinstance(row, list) and len(row) == 3 and isinstance(row[1], int))
 
 
-def _facts_about(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def facts_about(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     part = facts.get(name)
     return part if isinstance(part, dict) else {}
 

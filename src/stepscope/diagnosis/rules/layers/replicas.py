@@ -20,12 +20,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from stepscope.diagnosis.engine.claims import averages_weights, model_exchanges
-from stepscope.diagnosis.engine.settings import frameworks_of
+from stepscope.diagnosis.engine.settings import facts_about, frameworks_of
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.engine.window import model_bytes
 from stepscope.judge import thresholds
@@ -102,7 +101,7 @@ def find_no_exchange(view: View) -> list[Finding]:
         return []
     facts = [window.facts[row] for row in rows]
     grouped = all(window.identities[row].backend and window.identities[row].world_size > 1 for row in rows)
-    split = all(_facts_about(own, "loader").get("distributed_sampler") is True for own in facts)
+    split = all(facts_about(own, "loader").get("distributed_sampler") is True for own in facts)
     exchanged_elsewhere = any(own.get(name) for own in facts for name in ("ddp", "fsdp", "mesh", "pipeline"))
     by_framework = any(OWN_EXCHANGE & set(frameworks_of(own)) for own in facts)
     exchanges = model_exchanges(view)
@@ -122,7 +121,7 @@ def find_no_exchange(view: View) -> list[Finding]:
                 "model_bytes": int(model_bytes(facts[0])),
                 "most_exchanged_bytes": int(window.exchanged_bytes.max()),
                 "steps_used": len(window.steps),
-                "model": _facts_about(facts[0], "model").get("class"),
+                "model": facts_about(facts[0], "model").get("class"),
             },
             advice=ALONE_ADVICE,
             confidence=0.9,
@@ -132,11 +131,6 @@ def find_no_exchange(view: View) -> list[Finding]:
 
 OWN_EXCHANGE = frozenset({"deepspeed", "megatron"})
 """Frameworks that exchange gradients in ways that the hooks may not see."""
-
-
-def _facts_about(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = facts.get(name)
-    return part if isinstance(part, dict) else {}
 
 
 # -- comparison -------------------------------------------------------------------------------------------------------
