@@ -29,6 +29,7 @@ import psutil
 import pytest
 from example_counts import examples
 from hypothesis.internal.conjecture import providers
+from loopback_receiver import LoopbackReceiver, loopback_receiver
 from summary_consistency import check_summaries
 
 from stepscope.page import assets
@@ -340,6 +341,13 @@ def small_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     assets.find_asset.cache_clear()
     yield static
     assets.find_asset.cache_clear()
+
+
+@pytest.fixture
+def receiver() -> Iterator[LoopbackReceiver]:
+    """For messages of alerts; keeps what it gets."""
+    with loopback_receiver() as made:
+        yield made
 
 
 # ── leaks ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from alert_messages import message
-from loopback_receiver import LoopbackReceiver, Received, closed_port, loopback_receiver
+from loopback_receiver import LoopbackReceiver, Received, closed_port
 from waiting import until
 
 from stepscope.alerts.delivery import ReceiverQueue, SystemClock
@@ -43,12 +43,6 @@ def get(url: str) -> Any:
             return json.loads(answer.read() or b"null")
     except (OSError, ValueError):
         return None
-
-
-@pytest.fixture
-def receiver() -> Iterator[LoopbackReceiver]:
-    with loopback_receiver() as made:
-        yield made
 
 
 @pytest.fixture

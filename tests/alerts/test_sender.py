@@ -73,12 +73,6 @@ def senders(tmp_path: Path) -> Iterator[Senders]:
     made.close()
 
 
-@pytest.fixture
-def receiver() -> Iterator[LoopbackReceiver]:
-    with loopback_receiver() as made:
-        yield made
-
-
 def states(run_dir: Path, name: str = "hook") -> list[str]:
     return [delivery.state for sent, delivery in read_deliveries(run_dir) if sent.receiver == name]
 

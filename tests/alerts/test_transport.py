@@ -9,7 +9,7 @@ import resource
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,6 @@ from stepscope.hub.transport import make_certificate
 from stepscope.records.paths import ENV_ALERT_SETTINGS
 
 WAIT = 60.0
-
-
-@pytest.fixture
-def receiver() -> Iterator[LoopbackReceiver]:
-    with loopback_receiver() as made:
-        yield made
 
 
 def post(url: str, *, timeout_s: float = WAIT, environ: dict[str, str] | None = None, **options: str) -> Answer:

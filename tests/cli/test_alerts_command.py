@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from alert_messages import incident, message
-from loopback_receiver import LoopbackReceiver, Reply, closed_port, loopback_receiver
+from loopback_receiver import LoopbackReceiver, Reply, closed_port
 from shifted_clock import shift_clock
 
 from stepscope.alerts.incident_file import append_incident
@@ -34,12 +33,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("USER", "anna")
     monkeypatch.delenv("STEPSCOPE_ALERT", raising=False)
     return tmp_path
-
-
-@pytest.fixture
-def receiver() -> Iterator[LoopbackReceiver]:
-    with loopback_receiver() as made:
-        yield made
 
 
 @pytest.fixture

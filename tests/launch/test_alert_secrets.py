@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
-from loopback_receiver import LoopbackReceiver, loopback_receiver
+from loopback_receiver import LoopbackReceiver
 from waiting import until
 
 TOKEN = "tok3nOfTheAddress0123456789"
@@ -32,12 +30,6 @@ type = "pagerduty"
 routing_key = { env = "PD_KEY" }
 api = "%s"
 """
-
-
-@pytest.fixture
-def receiver() -> Iterator[LoopbackReceiver]:
-    with loopback_receiver() as made:
-        yield made
 
 
 def command_lines(processes: list[psutil.Process]) -> list[bytes]:
