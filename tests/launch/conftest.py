@@ -62,9 +62,9 @@ class Nodes:
             self._printed[node] += line
 
     def until(self, what: Callable[[], Any]) -> Any:
-        return until(what, timeout_s=PATIENCE_S, why=self.said)
+        return until(what, timeout_s=PATIENCE_S, why=self.errors_printed)
 
-    def said(self) -> list[str]:
+    def errors_printed(self) -> list[str]:
         """By those that are over."""
         over = [process for process in self.processes.values() if process.poll() is not None]
         return [one.stderr.read() for one in over if one.stderr is not None]

@@ -95,6 +95,8 @@ ANALYSES = (
     "schema",
 )
 """Commands that analyze what Stepscope or other tools recorded, or a node; and the schemas of what they print."""
+OF_HUBS = ("serve", "mcp", "slack", "token", "audit", "key", "send")
+"""Commands about a hub: what serves runs, what talks to it, and who may."""
 HIDDEN = ("attach",)
 """Started by Stepscope, not by users."""
 WITH_JOBS = ("run", "demo", "sweep", "attach")
@@ -134,6 +136,7 @@ def command_module(name: str) -> Any:
         **dict.fromkeys(HIDDEN, "launch."),
         **dict.fromkeys(EXPERIMENTS, "experiments."),
         **dict.fromkeys(ANALYSES, "analysis."),
+        **dict.fromkeys(OF_HUBS, "hub."),
     }
     return import_module(f"stepscope.cli.{folders.get(name, 'commands.')}{name}")
 

@@ -75,7 +75,7 @@ def test_it_stays_when_the_hub_is_not_there(ended_spool: Any, hub: Any) -> None:
 
 @pytest.mark.faults
 def test_it_gives_up_when_nothing_is_taken(ended_spool: Any, hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.cli.commands.send.GIVE_UP_S", 0.2)
+    monkeypatch.setattr("stepscope.cli.hub.send.GIVE_UP_S", 0.2)
     hub.start()
     hub.faults.extend([507] * 1000)
     with pytest.raises(HubError, match="its disk is full"):

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 from fakes.cluster import Cluster
 
-from stepscope.cli.commands import serve as command
+from stepscope.cli.hub import serve as command
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
 from stepscope.hub.audit import read_audit
