@@ -15,8 +15,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
 from stepscope.integrations.exporter import Exporter
-from stepscope.integrations.finding_text import finding_line
-from stepscope.integrations.run_feed import PREFIX, FindingChange, Row, RunAbout
+from stepscope.integrations.run_feed import PREFIX, FindingChange, Row, RunAbout, finding_line
 from stepscope.integrations.summary_figures import summary_figures
 
 __all__ = ["make_exporter"]

@@ -53,8 +53,16 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from stepscope import __version__
 from stepscope.errors import ExportError, UsageError
 from stepscope.integrations.exporter import Exporter
-from stepscope.integrations.finding_text import finding_line
-from stepscope.integrations.run_feed import PREFIX, FindingChange, GpuRow, Row, RunAbout, Stretch, Telemetry
+from stepscope.integrations.run_feed import (
+    PREFIX,
+    FindingChange,
+    GpuRow,
+    Row,
+    RunAbout,
+    Stretch,
+    Telemetry,
+    finding_line,
+)
 from stepscope.integrations.summary_figures import summary_figures
 
 __all__ = ["make_exporter"]

@@ -28,6 +28,8 @@ __all__ = [
     "RunFeed",
     "Stretch",
     "Telemetry",
+    "finding_line",
+    "run_text",
 ]
 
 PREFIX = "stepscope/"
@@ -340,3 +342,19 @@ def _change(row: Mapping[str, Any], state: FindingState) -> FindingChange:
         wall_ns=int(row[f"{when}_wall_ns"]),
         ranks=tuple(row.get("ranks") or ()),
     )
+
+
+# -- texts of runs and findings, the same for all tools ---------------------------------------------------------------
+
+
+def finding_line(change: FindingChange) -> str:
+    if change.state == "resolved":
+        return f"Over since step {change.step:,}: {change.title}"
+    return f"{change.severity}, step {change.step:,}: {change.title}"
+
+
+def run_text(run: RunAbout) -> str:
+    """The run as a list in Markdown."""
+    rows = {"command": run.command, "ranks": str(run.world_size), **run.settings}
+    lines = [f"- {name}: `{value}`" for name, value in rows.items() if value]
+    return "\n".join([*lines, *([f"- page: <{run.page}>"] if run.page else [])])

@@ -19,8 +19,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from stepscope.integrations.exporter import Exporter
-from stepscope.integrations.finding_text import finding_line, run_text
-from stepscope.integrations.run_feed import PREFIX, FindingChange, Row, RunAbout
+from stepscope.integrations.run_feed import PREFIX, FindingChange, Row, RunAbout, finding_line, run_text
 from stepscope.store.file_io import read_document
 
 __all__ = ["make_exporter"]

@@ -10,8 +10,7 @@ import trackio
 from trackio import AlertLevel, Artifact
 
 from stepscope.integrations.exporter import Exporter
-from stepscope.integrations.finding_text import finding_line
-from stepscope.integrations.run_feed import FindingChange, Row, RunAbout
+from stepscope.integrations.run_feed import FindingChange, Row, RunAbout, finding_line
 from stepscope.integrations.summary_figures import summary_figures
 
 __all__ = ["make_exporter"]

@@ -19,8 +19,7 @@ from typing import Any
 import wandb
 
 from stepscope.integrations.exporter import Exporter
-from stepscope.integrations.finding_text import finding_line
-from stepscope.integrations.run_feed import PREFIX, FindingChange, Row, RunAbout
+from stepscope.integrations.run_feed import PREFIX, FindingChange, Row, RunAbout, finding_line
 from stepscope.integrations.summary_figures import summary_figures
 from stepscope.integrations.wandb_files import OWN_JOB_TYPE, ScriptRun, find_script_run
 

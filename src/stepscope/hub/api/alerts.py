@@ -15,8 +15,7 @@ import msgspec
 
 from stepscope.alerts.incident_file import read_incidents
 from stepscope.alerts.requests import Silence, acknowledge, add_silence, end_silence, run_silences
-from stepscope.hub.api.changes import change_run, read_body
-from stepscope.hub.api.resource import Query, Resource
+from stepscope.hub.api.resource import Query, Resource, change_run, read_body
 from stepscope.hub.api.responses import ApiError
 from stepscope.records.dataclass_json import encoded
 from stepscope.records.run_clock import now_of

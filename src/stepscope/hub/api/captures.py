@@ -16,8 +16,7 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from stepscope.errors import RunError
-from stepscope.hub.api.changes import change_run, read_body
-from stepscope.hub.api.resource import Parameter, Query, Resource
+from stepscope.hub.api.resource import Parameter, Query, Resource, change_run, read_body
 from stepscope.hub.api.responses import ApiError
 from stepscope.records import run_clock
 from stepscope.records.capture import CAPTURE_STEPS, CAPTURE_WARMUP, CaptureRecord, CaptureRequest, RankChoice

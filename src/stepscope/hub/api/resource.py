@@ -6,25 +6,29 @@ refused.  An answer is a document (a mapping), a ``Body``, or a complete Respons
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from stepscope import __version__
 from stepscope.alerts.requests import user_name
+from stepscope.errors import RunError, UsageError
 from stepscope.hub.api.auth import ONLY_RUN, Role, reader_name, roles_in, why_forged
 from stepscope.hub.api.responses import ApiError, Body, answer, failure
 from stepscope.hub.open_run import OpenRun
 from stepscope.hub.runs import Runs
 
-__all__ = ["Parameter", "Query", "Resource", "openapi", "route_of"]
+__all__ = ["Parameter", "Query", "Resource", "change_run", "openapi", "read_body", "route_of"]
 
 
 # -- resources --------------------------------------------------------------------------------------------------------
@@ -267,3 +271,38 @@ def _parameter(parameter: Parameter) -> Mapping[str, Any]:
     if isinstance(parameter.default, int | str):
         schema["default"] = parameter.default
     return {"name": parameter.name, "in": "query", "description": parameter.about, "schema": schema}
+
+
+# -- requests that change a run: their bodies, and how an error in the run becomes an answer --------------------------
+
+
+BODY_BYTES = 16 << 10
+
+T = TypeVar("T", bound=msgspec.Struct)
+Result = TypeVar("Result")
+
+
+async def change_run(query: Query, change: Callable[[Path], Result]) -> Result:
+    """Call ``change`` with the run's directory, in a thread; ApiError if the run does not exist, or it refuses."""
+    path = await query.runs.existing(query.request.path_params["run"])
+    if path is None:
+        raise ApiError(404, "there is no such run")
+    try:
+        return await asyncio.to_thread(change, path)
+    except UsageError as error:
+        raise ApiError(400, str(error)) from None
+    except (RunError, OSError) as error:
+        raise ApiError(409, str(error) if isinstance(error, RunError) else "the run cannot be read") from None
+
+
+async def read_body(query: Query, kind: type[T], form: str) -> T:
+    """The body of a request; ApiError if it is not of this kind, described by ``form``."""
+    body = b""
+    async for chunk in query.request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES:
+            raise ApiError(400, "the body is too long")
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.MsgspecError:
+        raise ApiError(400, f"the body must be {form}") from None
