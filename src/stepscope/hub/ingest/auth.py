@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from stepscope.errors import FrameError
 from stepscope.hub.limits import Bucket, Buckets, Refused, is_local, source_of
@@ -219,6 +219,7 @@ OTHER_KEY: Final = (
     "the keys differ; copy ~/.config/stepscope/key from node 0, or set the same STEPSCOPE_KEY on all nodes"
 )
 Keys = Callable[[], Sequence[bytes]]
+T = TypeVar("T")
 _BEARER: Final = b"bearer "
 _PURPOSE: Final = "token"
 
@@ -237,6 +238,18 @@ class Admitted:
     proof: str
 
 
+def _first_proved(keys: Keys, read: Callable[[bytes], T | None]) -> tuple[T, bytes]:
+    """Return what ``read`` returns for the first key that proves it, and that key; Refused without one."""
+    for key in keys():
+        try:
+            found = read(key)
+        except FrameError as error:
+            raise Refused(400, "join", str(error)) from error
+        if found is not None:
+            return found, key
+    raise Refused(403, "key", OTHER_KEY)
+
+
 class Challenges:
     """Answers to hellos.  No state is kept: a challenge carries its own proof, valid for this process."""
 
@@ -251,28 +264,16 @@ class Challenges:
 
     def answer(self, body: bytes, proof: str) -> tuple[bytes, str]:
         """Return the body and the proof of the answer to a hello; Refused without the key."""
-        for key in self._keys():
-            try:
-                nonce = read_hello(body, proof, key, self._certificate)
-            except FrameError as error:
-                raise Refused(400, "join", str(error)) from error
-            if nonce is not None:
-                issued = f"{int(self._clock() + CHALLENGE_S)}.{secrets.token_hex(16)}"
-                return write_challenge(f"{issued}.{self._sum(issued)}", nonce, key, self._certificate)
-        raise Refused(403, "key", OTHER_KEY)
+        nonce, key = _first_proved(self._keys, lambda key: read_hello(body, proof, key, self._certificate))
+        issued = f"{int(self._clock() + CHALLENGE_S)}.{secrets.token_hex(16)}"
+        return write_challenge(f"{issued}.{self._sum(issued)}", nonce, key, self._certificate)
 
     def join_of(self, body: bytes, proof: str) -> Join:
         """Return the join that is signed with a key, with a valid challenge; Refused otherwise."""
-        for key in self._keys():
-            try:
-                join = read_join(body, proof, key, self._certificate)
-            except FrameError as error:
-                raise Refused(400, "join", str(error)) from error
-            if join is not None:
-                if not self.holds(join.challenge):
-                    raise Refused(403, "join", "this join was already used")
-                return join
-        raise Refused(403, "key", OTHER_KEY)
+        join, _ = _first_proved(self._keys, lambda key: read_join(body, proof, key, self._certificate))
+        if not self.holds(join.challenge):
+            raise Refused(403, "join", "this join was already used")
+        return join
 
     def holds(self, challenge: str) -> bool:
         issued, _, given = challenge.rpartition(".")
@@ -381,14 +382,7 @@ class Admission:
 
     def _read(self, body: bytes, proof: str) -> tuple[Join, bytes]:
         """Return the join and the key that signed it."""
-        for key in self._keys():
-            try:
-                join = read_join(body, proof, key, self._certificate)
-            except FrameError as error:
-                raise Refused(400, "join", str(error)) from error
-            if join is not None:
-                return join, key
-        raise Refused(403, "key", OTHER_KEY)
+        return _first_proved(self._keys, lambda key: read_join(body, proof, key, self._certificate))
 
     def _check(self, join: Join) -> None:
         if join.run not in self.names:
