@@ -39,7 +39,8 @@ VERSION_TESTS := $(addprefix tests/,agent examples faults hangs_real launch node
 PYTHON_TESTS := $(addprefix tests/,agent launch records recorder ring)
 PAGE := src/stepscope/page/static/index.html
 # Optional: hatch_build.py compiles them.
-IN_C := src/stepscope/traces/reading/native_scan.c src/stepscope/recorder/hooks/native_hooks.c
+IN_C := src/stepscope/traces/reading/native_scan.c src/stepscope/traces/model/native_calls.c \
+	src/stepscope/recorder/hooks/native_hooks.c
 PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vite.config.ts web/license-notices.js web/tsconfig.json -type f)
 
 # The tests start hundreds of processes; with this variable set, each would compile all of its modules again.

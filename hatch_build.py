@@ -22,6 +22,7 @@ import build_page  # noqa: E402
 
 WITHOUT = {
     Path("src/stepscope/traces/reading/native_scan.c"): "traces are read by Python alone, at less than half the speed",
+    Path("src/stepscope/traces/model/native_calls.c"): "the call trees of traces are built by numpy",
     Path("src/stepscope/recorder/hooks/native_hooks.c"): "all hooks are in Python",
 }
 """The sources, each a module of its own, and what is the case without them."""

@@ -18,7 +18,8 @@ from stepscope.traces.findings import analyze_job
 from stepscope.traces.model.columns import Kind, Trace
 from stepscope.traces.model.window import launches_of, window_of
 from stepscope.traces.rank_analysis import analyze_rank
-from stepscope.traces.reading.nsight import is_nsight, read_nsight
+from stepscope.traces.reading.files import is_sqlite
+from stepscope.traces.reading.nsight import read_nsight
 
 GENERATIONS = pytest.mark.parametrize("generation", [OLD, NEW])
 
@@ -361,11 +362,11 @@ def test_every_row_of_random_tables_is_there(
 def test_what_is_a_database(tmp_path: Path) -> None:
     made = MadeReport()
     made.kernel("k", 0, 1)
-    assert is_nsight(made.write(tmp_path / "a.sqlite"))
+    assert is_sqlite(made.write(tmp_path / "a.sqlite"))
     (tmp_path / "b.sqlite").write_text("{}")
-    assert not is_nsight(tmp_path / "b.sqlite")
-    assert not is_nsight(tmp_path / "none")
-    assert not is_nsight(tmp_path)
+    assert not is_sqlite(tmp_path / "b.sqlite")
+    assert not is_sqlite(tmp_path / "none")
+    assert not is_sqlite(tmp_path)
 
 
 def test_only_ranges(tmp_path: Path) -> None:

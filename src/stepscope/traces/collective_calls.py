@@ -32,6 +32,7 @@ from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import HOST_KINDS, Ints, Kind, Numbering, Rows, Trace
 from stepscope.traces.model.intervals import EMPTY, Spans
 from stepscope.traces.model.kernel_names import is_communication
+from stepscope.traces.model.tables import distinct
 from stepscope.traces.model.window import Window, holders
 
 __all__ = [
@@ -348,7 +349,7 @@ def exchanges_of(window: Window, rank: int) -> Exchanges:
     """Collect the exchanges; ``rank`` selects this process's groups if the file also lists others."""
     slices, origin_ns = window.trace.slices, window.trace.meta.origin_ns
     named = window.trace.names_where(lambda name: name.startswith(BY_HOST))[slices.name]
-    on_host = np.flatnonzero(named & window.counts & np.isin(slices.kind, HOST_KINDS))
+    on_host = np.flatnonzero(named & window.counts & window.trace.is_of(HOST_KINDS))
     on_device = window.rows_of((Kind.KERNEL,))
     on_device = on_device[window.trace.names_where(is_communication)[slices.name[on_device]]]
     rows = np.sort(np.concatenate([on_host, on_device])).astype(np.int32)
@@ -395,7 +396,7 @@ def _sources(window: Window, rows: Rows) -> tuple[NDArray[np.int64], Rows]:
     annotation = np.where(launched, -1, rows)
     call = np.where(launched & (source < 0), window.launch[rows], -1)
     if (call >= 0).any():
-        on_host = np.isin(trace.slices.kind, HOST_KINDS) & window.counts
+        on_host = trace.is_of(HOST_KINDS) & window.counts
         is_described = on_host & (index[:-1] >= 0)
         source = np.where(source >= 0, source, index[holders(window.calls, is_described, call)])
         annotates = on_host & trace.names_where(lambda name: name.startswith(LAUNCHED))[trace.slices.name]
@@ -409,7 +410,7 @@ def _ops(window: Window, rows: Rows, source: NDArray[np.int64], annotation: Rows
     table = _column(trace.collectives.op, source)
     out = np.zeros(len(rows), np.int8)
     for codes in (table, names[annotation], names[rows]):
-        known, inverse = np.unique(codes, return_inverse=True)
+        known, inverse = distinct(codes)
         found = np.array([op_of(trace.text(int(code))) for code in known], np.int8)
         out = np.where(out == 0, found[inverse], out)
     # A kernel that sends and receives may or may not be an all-to-all: it is classified like kernels of the same name
@@ -428,7 +429,7 @@ def _bytes(
     """Compute the bytes; ``members`` [n]: how many ranks take part, −1 if unknown."""
     trace = window.trace
     table = trace.collectives
-    known, inverse = np.unique(_column(table.dtype, source), return_inverse=True)
+    known, inverse = distinct(_column(table.dtype, source))
     each = np.array([size_of(trace.text(int(code))) for code in known], np.int64)[inverse]
     taken, given = _column(table.in_elements, source), _column(table.out_elements, source)
     whole = np.where(np.isin(op, [OPS.index("all_to_all")]), taken, np.maximum(taken, given))

@@ -51,7 +51,7 @@ from stepscope.traces.model.kernel_names import (
     kernel_class,
     uses_tensor_cores,
 )
-from stepscope.traces.model.tables import Table, grouped, median, sums_of, table_of
+from stepscope.traces.model.tables import Table, distinct, grouped, median, sums_of, table_of
 from stepscope.traces.model.window import Window
 
 __all__ = [
@@ -513,6 +513,6 @@ def shared_out(total_ns: int, steps: int) -> tuple[int, ...]:
 
 def _part_of(work: Work, which: NDArray[np.bool_]) -> Work:
     columns = ("rows", "start_ns", "end_ns", "dur_ns", "name", "kernel", "comm", "launch")
-    lanes, lane = np.unique(work.lane[which], return_inverse=True)
+    lanes, lane = distinct(work.lane[which])
     names = tuple(work.lanes[index] for index in lanes.tolist())
     return replace(work, **{name: getattr(work, name)[which] for name in columns}, lane=lane, lanes=names)

@@ -21,7 +21,7 @@ from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import Codes, Ints
 from stepscope.traces.model.intervals import Spans
 from stepscope.traces.model.kernel_names import fitted, is_fp32_matmul, kernel_class, short_name, uses_tensor_cores
-from stepscope.traces.model.tables import Table, sums_of, table_of
+from stepscope.traces.model.tables import Table, distinct, sums_of, table_of
 
 __all__ = [
     "bandwidth_table",
@@ -267,7 +267,7 @@ def _codes(names: Codes, found: _Found, place: int) -> list[int]:
 
 
 def _found(work: Work, at: NDArray[np.int64]) -> _Found:
-    ids = np.unique(work.name[at], return_inverse=True)[1].reshape(-1).astype(np.int64)
+    ids = distinct(work.name[at])[1]
     grams = _grams(ids, work.lane[at])
     start_ns, end_ns = work.start_ns[at], work.end_ns[at]
     until_ns = np.concatenate([[0], np.cumsum(work.dur_ns[at])])
@@ -440,7 +440,7 @@ def _bandwidth(dur_ns: Ints, size: Ints) -> float | None:
 def bandwidth_table(work: Work, sizes: Ints) -> Table:
     """Sum the bytes in equal time intervals by direction, as if each copy progressed evenly."""
     moving = ~work.kernel & (sizes > 0)
-    names, which = np.unique(work.name[moving], return_inverse=True)
+    names, which = distinct(work.name[moving])
     direction = np.array([_direction(work.window.trace.text(code)) for code in names.tolist()], np.int64)[which]
     start_ns, end_ns, size = work.start_ns[moving], work.end_ns[moving], sizes[moving]
     rows = []

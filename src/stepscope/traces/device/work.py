@@ -17,7 +17,7 @@ from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import Codes, Ints, Kind, Rows
 from stepscope.traces.model.intervals import Spans
 from stepscope.traces.model.kernel_names import is_communication, is_synchronizing
-from stepscope.traces.model.tables import Grouped, Table, grouped, table_of
+from stepscope.traces.model.tables import Grouped, Table, distinct, grouped, table_of
 from stepscope.traces.model.window import Window
 
 __all__ = [
@@ -395,7 +395,7 @@ def idle_by_operator(work: Work, gaps: Gaps) -> Table:
     host = gaps.cause == HOST
     index, gap_ns, sync_ns = gaps.work[host], gaps.gap_ns[host], gaps.sync_ns[host]
     owner = work.owner[index].astype(np.int64)
-    keys, place = np.unique(work.lane[index] * (len(work.window.trace.strings) + 1) + owner + 1, return_inverse=True)
+    keys, place = distinct(work.lane[index] * (len(work.window.trace.strings) + 1) + owner + 1)
     place = place.reshape(-1)
     longest_ns = np.zeros(len(keys), np.int64)
     np.maximum.at(longest_ns, place, gap_ns)

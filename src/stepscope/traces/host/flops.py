@@ -18,7 +18,7 @@ import numpy as np
 
 from stepscope.records.throughput import peak_of
 from stepscope.traces.model.columns import Ints, Rows
-from stepscope.traces.model.tables import Table, table_of
+from stepscope.traces.model.tables import Table, distinct, table_of
 from stepscope.traces.model.window import Window, nest_of, padded, sums
 
 __all__ = ["Flops", "flops_found", "flops_of", "flops_table"]
@@ -272,7 +272,7 @@ def _utilization(window: Window, rows: Rows, values: Ints) -> float | None:
     used = np.unique(trace.slices.name[window.device_rows])
     tf32 = any(TF32.search(trace.strings[code]) for code in used.tolist())
     types = padded(trace.ops.types)[window.host.side[rows]]
-    codes, group = np.unique(types, return_inverse=True)
+    codes, group = distinct(types)
     needed_ns = 0.0
     for code, count in zip(codes.tolist(), sums(group, values, len(codes)).tolist(), strict=True):
         tflops = peak.tflops(_number(trace.text(code)), tf32=tf32)
@@ -296,7 +296,7 @@ def flops_table(window: Window, found: Flops) -> Table | None:
     if not len(found.rows):
         return None
     trace = window.trace
-    codes, group = np.unique(trace.slices.name[found.rows], return_inverse=True)
+    codes, group = distinct(trace.slices.name[found.rows])
     count = len(codes)
     calls = np.bincount(group, minlength=count)
     work, device_ns = sums(group, found.flops, count), sums(group, found.device_ns, count)

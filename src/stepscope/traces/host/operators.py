@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stepscope.records.capture import BACKWARD_END, LAYER_LABEL
 from stepscope.traces.host.stalls import regions_of
 from stepscope.traces.model.columns import Ints, Kind, Rows, Slices
-from stepscope.traces.model.tables import Table, table_of
+from stepscope.traces.model.tables import Table, distinct, table_of
 from stepscope.traces.model.window import Groups, Nest, Window, innermost_at, medians, nest_of, padded, sums
 
 __all__ = [
@@ -103,7 +103,7 @@ def _latest_started(starts: list[int], ends: list[int]) -> list[int]:
 
 def operators_table(window: Window, times: OperatorTimes) -> Table:
     names = window.trace.slices.name[times.rows]
-    codes, group = np.unique(names, return_inverse=True)
+    codes, group = distinct(names)
     labels = [(window.trace.strings[code],) for code in codes.tolist()]
     return _table("operators", "Operators", ("operator",), labels, _grouped(window, times, group, len(codes)))
 
@@ -117,7 +117,7 @@ def operators_by_shape(window: Window, times: OperatorTimes) -> Table | None:
         return None
     count = len(trace.strings) + 1
     key = (trace.slices.name[times.rows] * np.int64(count) + dims + 1) * count + types + 1
-    known, group = np.unique(key, return_inverse=True)
+    known, group = distinct(key)
     labels = [
         (trace.strings[at // count // count], trace.text(at // count % count - 1), trace.text(at % count - 1))
         for at in known.tolist()
@@ -153,7 +153,7 @@ def operators_by_source(window: Window, times: OperatorTimes) -> Table | None:
 def _heaviest(code: NDArray[np.int32], names: NDArray[np.int32], weights: Ints) -> dict[int, int]:
     """Return the name with the largest sum for each source."""
     span = int(names.max(initial=0)) + 1
-    keys, group = np.unique(code.astype(np.int64) * span + names, return_inverse=True)
+    keys, group = distinct(code.astype(np.int64) * span + names)
     order = np.argsort(sums(group, weights, len(keys)), kind="stable")
     return {int(keys[at] // span): int(keys[at] % span) for at in order.tolist()}
 
@@ -470,7 +470,7 @@ def user_annotations(window: Window) -> Table | None:
     if not len(rows):
         return None
     nest = nest_of(window.calls, rows)
-    codes, group = np.unique(slices.name[rows], return_inverse=True)
+    codes, group = distinct(slices.name[rows])
     count = len(codes)
     outermost = nest.outermost(group)
     work, holder = _launched_inside(window, nest)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import Ints, Kind, Rows, named
 from stepscope.traces.model.kernel_names import is_asked_to_wait
-from stepscope.traces.model.tables import Table, table_of
+from stepscope.traces.model.tables import Table, distinct, table_of
 from stepscope.traces.model.window import STEP, Window, innermost_at, nest_of, padded, sums
 
 __all__ = [
@@ -462,7 +462,7 @@ def syncs_of(window: Window) -> tuple[SyncPlace, ...]:
     teller = _teller(window, rows)
     name, code = slices.name[teller], sources.code[rows]
     span = len(sources.texts) + 1
-    keys, group = np.unique(name.astype(np.int64) * span + code + 1, return_inverse=True)
+    keys, group = distinct(name.astype(np.int64) * span + code + 1)
     wait_ns, count = sums(group, slices.dur_ns[rows], len(keys)), np.bincount(group, minlength=len(keys))
     return tuple(
         SyncPlace(

@@ -336,9 +336,13 @@ class Trace:
 
     def rows_of(self, kinds: Iterable[Kind]) -> Rows:
         """Return the rows of some kinds, ascending and therefore sorted by start."""
+        return np.flatnonzero(self.is_of(kinds)).astype(np.int32)
+
+    def is_of(self, kinds: Iterable[Kind]) -> NDArray[np.bool_]:
+        """Return which slices are of some kinds, [slices]; a lookup, many times faster than ``np.isin``."""
         wanted = np.zeros(256, bool)
         wanted[[int(kind) for kind in kinds]] = True
-        return np.flatnonzero(wanted[self.slices.kind]).astype(np.int32)
+        return wanted[self.slices.kind]
 
     @cached_property
     def host_rows(self) -> Rows:
@@ -466,7 +470,7 @@ class TraceBuilder:
         for table, column in TIMES:
             columns[table][column] -= first_ns
         self._one_number_per_thread(columns)
-        order = np.lexsort((-slices["dur_ns"], slices["start_ns"]))
+        order = _by_start(slices["start_ns"], slices["dur_ns"])
         columns["slices"] = {name: values[order] for name, values in slices.items()}
         now_at = np.empty(len(order), np.int32)
         now_at[order] = np.arange(len(order), dtype=np.int32)
@@ -504,6 +508,22 @@ class TraceBuilder:
             parts = [piece.pop(each.name) for piece in pieces]
             out[each.name] = np.concatenate(parts) if parts else np.empty(0, dtype_of(table, each.name))
         return out
+
+
+def _by_start(start_ns: Ints, dur_ns: Ints) -> NDArray[np.int64]:
+    """Return the order by start, the longer first for equal starts, else as before.
+
+    Files are nearly sorted by start, which makes that fast; durations, which are not, are compared only where needed.
+    """
+    order = np.argsort(start_ns, kind="stable")
+    ordered = start_ns[order]
+    equal = np.flatnonzero(ordered[1:] == ordered[:-1])
+    tied = np.zeros(len(order), bool)
+    tied[equal] = tied[equal + 1] = True
+    at = np.flatnonzero(tied)
+    rows = order[at]
+    order[at] = rows[np.lexsort((-dur_ns[rows], start_ns[rows]))]
+    return order
 
 
 TIMES = (("slices", "start_ns"), ("memory", "time_ns"), ("flows", "from_ns"), ("flows", "to_ns"))

@@ -28,8 +28,10 @@ def merge(start_ns: Ints, end_ns: Ints) -> Spans:
     start_ns, end_ns = start_ns[there], end_ns[there]
     if not len(start_ns):
         return EMPTY
-    order = np.argsort(start_ns, kind="stable")
-    start_ns, end_ns = start_ns[order], np.maximum.accumulate(end_ns[order])
+    if (start_ns[1:] < start_ns[:-1]).any():
+        order = np.argsort(start_ns, kind="stable")
+        start_ns, end_ns = start_ns[order], end_ns[order]
+    end_ns = np.maximum.accumulate(end_ns)
     first = np.empty(len(start_ns), bool)
     first[0] = True
     np.greater(start_ns[1:], end_ns[:-1], out=first[1:])

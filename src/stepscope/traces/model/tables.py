@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.traces.model.columns import Ints
 
-__all__ = ["Grouped", "Table", "grouped", "median", "sorted_by_key", "sums_of", "table_of"]
+__all__ = ["Grouped", "Table", "distinct", "grouped", "median", "sorted_by_key", "sums_of", "table_of"]
 
 
 # -- table ------------------------------------------------------------------------------------------------------------
@@ -74,6 +74,9 @@ def _plain(value: Any) -> Any:
 # Counts, sums, extremes and medians of integers, for all groups at once and exact.
 
 WORD_BITS: Final = 63
+DENSE: Final = 1 << 18
+"""Numbers in a range of this size, or of four times their count, are looked up instead of sorted."""
+AnyInteger = TypeVar("AnyInteger", bound=np.integer[Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +126,21 @@ def sorted_by_key(keys: NDArray[np.integer], values: Ints) -> tuple[NDArray[np.i
     # Both in one number, which is several times faster to sort.
     both = np.sort((keys.astype(np.int64) << bits) | values)
     return both >> bits, both & ((1 << bits) - 1)
+
+
+def distinct(values: NDArray[AnyInteger]) -> tuple[NDArray[AnyInteger], Ints]:
+    """Return the distinct values, ascending, and the index of each value among them; sort only if they are far apart."""
+    if not len(values):
+        return values, np.empty(0, np.int64)
+    low, high = int(values.min()), int(values.max())
+    if high - low > DENSE + 4 * len(values):
+        known, index = np.unique(values, return_inverse=True)
+        return known, index
+    offset = values.astype(np.int64) - low
+    used = np.zeros(high - low + 1, bool)
+    used[offset] = True
+    number = np.cumsum(used) - 1
+    return (np.flatnonzero(used) + low).astype(values.dtype), number[offset]
 
 
 def sums_of(groups: Grouped, keys: NDArray[np.integer], values: NDArray[np.integer] | NDArray[np.bool_]) -> Ints:

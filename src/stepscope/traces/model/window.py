@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.traces.model.columns import DEVICE_KINDS, DEVICE_WORK, HOST_KINDS, LAUNCHING, Ints, Kind, Rows, Trace
-from stepscope.traces.model.tables import sorted_by_key
+from stepscope.traces.model.native_parts import native_part
+from stepscope.traces.model.tables import distinct, sorted_by_key
 
 __all__ = [
     "LABEL",
@@ -45,6 +46,7 @@ __all__ = [
 
 # -- call tree --------------------------------------------------------------------------------------------------------
 
+NATIVE = "stepscope.traces.model.native_calls"
 FOREVER = 1 << 62
 
 
@@ -64,6 +66,9 @@ class CallTree:
 
     def nearest(self, which: NDArray[np.bool_]) -> Rows:
         """Return the slice itself if it is in ``which``, else the innermost around it that is; −1: none; [slices]."""
+        native = native_part(NATIVE)
+        if native is not None:
+            return np.frombuffer(native.nearest(self.parents.tobytes(), which.tobytes()), np.int32)
         # One more entry for −1 keeps rows beyond the outermost there; each iteration doubles how far a row looks.
         up = padded(self.parents)
         marked = np.append(which, True)
@@ -101,6 +106,12 @@ def calls_of(trace: Trace, rows: Rows) -> CallTree:
     depth = np.full(len(trace), -1, np.int32)
     slices = trace.slices
     threads = slices.thread[rows]
+    native = native_part(NATIVE)
+    if native is not None:
+        times = (slices.start_ns[rows].tobytes(), slices.end_ns[rows].tobytes())
+        above, depth[rows] = (np.frombuffer(each, np.int32) for each in native.nest(threads.tobytes(), *times))
+        parents[rows] = padded(rows)[above]
+        return CallTree(parents=parents, depth=depth)
     order = np.argsort(threads, kind="stable")
     for own in np.split(rows[order], np.flatnonzero(np.diff(threads[order])) + 1):
         above, depth[own], crossing = _laminar(slices.start_ns[own], slices.end_ns[own])
@@ -118,8 +129,7 @@ def innermost_at(trace: Trace, tree: CallTree, rows: Rows, threads: NDArray[np.i
     ``rows`` are ascending and all in the tree. A row runs from its start up to, but not including, its end.
     """
     slices = trace.slices
-    order = np.lexsort((slices.start_ns[rows], slices.thread[rows]))
-    own = rows[order]
+    own = rows[np.argsort(slices.thread[rows], kind="stable")]
     step = int(max(slices.end_ns.max(initial=0), times.max(initial=0))) + 1
     keys = slices.thread[own] * np.int64(step) + slices.start_ns[own]
     at = np.searchsorted(keys, threads * np.int64(step) + times, side="right") - 1
@@ -379,7 +389,7 @@ def _opened_before(host: HostView) -> NDArray[np.bool_]:
     slices, rows, began_ns = host.trace.slices, host.pythons, host.began_ns
     if began_ns is not None:
         return np.asarray((slices.start_ns[rows] < began_ns) & (slices.end_ns[rows] > began_ns))
-    _, thread = np.unique(slices.thread[rows], return_inverse=True)
+    _, thread = distinct(slices.thread[rows])
     first_ns = np.full(int(thread.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     last_ns = np.zeros(len(first_ns), np.int64)
     np.minimum.at(first_ns, thread, slices.start_ns[rows])
@@ -420,12 +430,12 @@ def sources_of(host: HostView) -> Sources:
         own = trace.names_where(is_user_frame)
         names = trace.slices.name[pythons]
         mine, opened = pythons[own[names]], _opened_before(host)[own[names]]
-        used, inverse = np.unique(2 * trace.slices.name[mine].astype(np.int64) + opened, return_inverse=True)
+        used, inverse = distinct(2 * trace.slices.name[mine].astype(np.int64) + opened)
         frames = [(trace.strings[key // 2], key % 2) for key in used.tolist()]
         texts = [_without_line(frame) if without else frame for frame, without in frames]
         code[mine] = np.array([known.setdefault(text, len(known)) for text in texts], np.int32)[inverse]
     if len(stacked):
-        used, inverse = np.unique(ops.stack[stacked], return_inverse=True)
+        used, inverse = distinct(ops.stack[stacked])
         lines = [_first(trace.strings[at]) for at in used.tolist()]
         codes = np.array([known.setdefault(text, len(known)) if text else -1 for text in lines], np.int32)[inverse]
         code[ops.row[stacked]] = np.where(codes >= 0, codes, code[ops.row[stacked]])
@@ -662,12 +672,12 @@ class Window:
 def window_of(trace: Trace, *, keep_last: bool = False) -> Window:
     slices = trace.slices
     launch = launches_of(trace)
-    counts = np.isin(slices.kind, [*HOST_KINDS, *DEVICE_KINDS])
+    counts = trace.is_of((*HOST_KINDS, *DEVICE_KINDS))
     steps = _profiler_steps(trace)
     left_out = None
     if len(steps) > 1 and not keep_last:
         *steps, left_out = steps
-        on_host = np.isin(slices.kind, HOST_KINDS)
+        on_host = trace.is_of(HOST_KINDS)
         late = on_host & (slices.start_ns >= left_out.start_ns)
         launched_late = (launch >= 0) & late[launch]
         counts &= ~late & ~launched_late
@@ -682,7 +692,7 @@ def _profiler_steps(trace: Trace) -> list[Step]:
     slices = trace.slices
     named = trace.names_where(STEP.match)
     found: dict[int, Step] = {}
-    rows = np.flatnonzero(named[slices.name] & np.isin(slices.kind, [Kind.OP, Kind.ANNOTATION])).tolist()
+    rows = np.flatnonzero(named[slices.name] & trace.is_of((Kind.OP, Kind.ANNOTATION))).tolist()
     names = [trace.name(row) for row in rows]
     profilers = any(name.startswith(PROFILER) for name in names)
     for row, name in zip(rows, names, strict=True):
@@ -694,7 +704,7 @@ def _profiler_steps(trace: Trace) -> list[Step]:
             start_ns, end_ns = int(slices.start_ns[row]), int(slices.end_ns[row])
             found[number] = Step(number=number, name=name, start_ns=start_ns, end_ns=end_ns)
     steps = sorted(found.values(), key=lambda step: step.start_ns)
-    last_ns = int(slices.end_ns[np.isin(slices.kind, HOST_KINDS)].max(initial=0))
+    last_ns = int(slices.end_ns[trace.host_rows].max(initial=0))
     return steps if profilers else _until_next(steps, last_ns)
 
 

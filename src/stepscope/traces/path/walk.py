@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.traces.model.columns import Codes, Ints, Kind, Rows
+from stepscope.traces.model.tables import distinct
 from stepscope.traces.model.window import Window
 from stepscope.traces.path.graph import CAUSES, Cause, Graph, HostLine, Via, expanded
 
@@ -277,12 +278,12 @@ def summed(key: Ints, time_ns: Ints, size: int) -> tuple[Ints, Ints, Ints]:
     # In blocks, as sorting needs several times their size; each has few distinct keys.
     blocks = [_summed(key[at : at + BLOCK], time_ns[at : at + BLOCK]) for at in range(0, max(len(key), 1), BLOCK)]
     found, times, counts = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
-    groups, which = np.unique(found, return_inverse=True)
+    groups, which = distinct(found)
     return groups, np.bincount(which, times).astype(np.int64), np.bincount(which, counts).astype(np.int64)
 
 
 def _summed(key: Ints, time_ns: Ints) -> tuple[Ints, Ints, Ints]:
-    groups, which = np.unique(key, return_inverse=True)
+    groups, which = distinct(key)
     return groups, np.bincount(which, time_ns).astype(np.int64), np.bincount(which)
 
 
@@ -542,7 +543,7 @@ def _tops(graph: Graph, segments: Segments, count: int) -> tuple[Ints, Ints, Int
     order = np.lexsort((-time, node))
     place = np.arange(len(order)) - np.searchsorted(node[order], node[order])
     top, place = order[place < TOP], place[place < TOP]
-    codes, short = np.unique(groups[top] % width, return_inverse=True)
+    codes, short = distinct(groups[top] % width)
     top_name, top_cause = np.full((2, count, TOP), -1, np.int64)
     top_ns = np.zeros((count, TOP), np.int64)
     top_name[node[top], place] = np.where(codes[short] > 0, short, -1)

@@ -20,6 +20,7 @@ __all__ = [
     "TIMELINE",
     "blocks_of",
     "find_traces",
+    "is_sqlite",
     "may_be_trace",
     "read_trace",
     "read_traces",
@@ -36,13 +37,14 @@ overhead per block shows.
 """
 PACKED = 64 << 10
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+SQLITE: Final = b"SQLite format 3\0"
 FOREIGN: Final = {
     b"PK\x03\x04": "a zip archive: unpack it first",
     b"\xfd7zXZ\x00": "compressed with xz: decompress it first (unxz)",
     b"BZh": "compressed with bzip2: decompress it first (bunzip2)",
     b"\x04\x22\x4d\x18": "compressed with lz4: decompress it first (unlz4)",
     b"7z\xbc\xaf\x27\x1c": "a 7-Zip archive: unpack it first",
-    b"SQLite format 3\x00": "an SQLite database",
+    SQLITE: "an SQLite database",
     b"PAR1": "a Parquet file",
     b"\x7fELF": "a program",
     b"%PDF": "a PDF",
@@ -221,12 +223,25 @@ def read_trace(path: Path) -> Trace:
     return replace(trace, meta=replace(trace.meta, problems=problems))
 
 
+def is_sqlite(path: Path) -> bool:
+    """Test whether the file is an SQLite database of any kind."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(SQLITE)) == SQLITE
+    except OSError:
+        return False
+
+
 def read_traces(path: Path) -> list[Trace]:
     """Read a file, whatever its format, without the cache.
 
     An Nsight Systems export has one trace per process that used a GPU; other files have one.
     """
-    # Imported late: most files need only one of the two readers, and cached ones need neither.
-    from stepscope.traces.reading.nsight import is_nsight, read_nsight
+    # Imported late: most files are Kineto's.
+    if not is_sqlite(path):
+        return [read_trace(path)]
+    from stepscope.traces.reading.nsight import read_nsight
 
-    return read_nsight(path) if is_nsight(path) else [read_trace(path)]
+    return read_nsight(path)

@@ -16,6 +16,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 typedef const unsigned char *Cursor;
 typedef struct {
@@ -66,11 +69,46 @@ static Cursor character_end(Cursor at) {
     return at;
 }
 
+#define LITTLE_ENDIAN_WORDS (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
+
+/* Whether two pieces of text are equal; most are so short that a call of memcmp costs more than what it does. */
+static inline int same(Cursor one, Cursor other, Py_ssize_t size) {
+    uint64_t word, wanted;
+    if (size < 8) {
+        while (size && one[size - 1] == other[size - 1]) size--;
+        return !size;
+    }
+    for (; size > 8; one += 8, other += 8, size -= 8) {
+        memcpy(&word, one, 8);
+        memcpy(&wanted, other, 8);
+        if (word != wanted) return 0;
+    }
+    memcpy(&word, one + size - 8, 8); /* may overlap what was compared */
+    memcpy(&wanted, other + size - 8, 8);
+    return word == wanted;
+}
+
 /* Past the closing quote; `at` is after the opening one.  NULL: not a plain string. */
 static inline Cursor string_end(Cursor at, Cursor end, int *escaped) {
     const uint64_t ones = 0x0101010101010101ULL, tops = 0x8080808080808080ULL;
     *escaped = 0;
     for (;;) {
+#ifdef __SSE2__
+        while (end - at >= 16) {
+            __m128i bytes = _mm_loadu_si128((const __m128i *)at);
+            /* Compared as signed: what is not ASCII is negative. */
+            __m128i odd = _mm_or_si128(_mm_cmplt_epi8(bytes, _mm_set1_epi8(0x20)),
+                                       _mm_or_si128(_mm_cmpeq_epi8(bytes, _mm_set1_epi8('"')),
+                                                    _mm_cmpeq_epi8(bytes, _mm_set1_epi8('\\'))));
+            unsigned which = (unsigned)_mm_movemask_epi8(odd);
+            if (which) {
+                at += __builtin_ctz(which);
+                if (*at == '"') return at + 1;
+                break;
+            }
+            at += 16;
+        }
+#endif
         while (end - at >= 8) {
             uint64_t word, quote, slash, odd;
             memcpy(&word, at, 8);
@@ -78,7 +116,7 @@ static inline Cursor string_end(Cursor at, Cursor end, int *escaped) {
             slash = word ^ (ones * '\\');
             odd = (((quote - ones) & ~quote) | ((slash - ones) & ~slash) | ((word - ones * 0x20) & ~word) | word) & tops;
             if (odd) {
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if LITTLE_ENDIAN_WORDS
                 at += __builtin_ctzll(odd) >> 3; /* borrows change only later bytes */
 #endif
                 break;
@@ -178,23 +216,58 @@ static Cursor value_end(Cursor at, Cursor end, int depth) {
 /* Whether a number may follow another byte: else `12.5` would be read as the integer 12. */
 static inline int number_goes_on(unsigned char c) { return is_digit(c) || c == '.' || c == 'e' || c == 'E'; }
 
-static inline Cursor integer(Cursor at, int64_t *value) {
-    int below = *at == '-';
+static const int64_t TENS[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000};
+
+/* Past digits, at most MOST_DIGITS of them. */
+static inline Cursor digits_end(Cursor at, Cursor end, int64_t *value) {
     int64_t sum = 0;
+    Cursor first = at;
+#if LITTLE_ENDIAN_WORDS
+    /* Eight bytes at once.  Twice at most: with 16 digits read, the rest is left to the loop below. */
+    while (end - at >= 8 && at - first <= 8) {
+        uint64_t word, odd;
+        int count;
+        memcpy(&word, at, 8);
+        word ^= 0x3030303030303030ULL; /* digits become 0 to 9, all others larger */
+        odd = (((word & 0x7F7F7F7F7F7F7F7FULL) + 0x7676767676767676ULL) | word) & 0x8080808080808080ULL;
+        count = odd ? __builtin_ctzll(odd) >> 3 : 8;
+        if (!count) break;
+        word <<= 64 - 8 * count; /* the first digit is the lowest byte: zeros before it */
+        word = word * 10 + (word >> 8);
+        word = ((word & 0x000000FF000000FFULL) * 0x000F424000000064ULL +
+                ((word >> 16) & 0x000000FF000000FFULL) * 0x0000271000000001ULL) >> 32;
+        sum = sum * (count == 8 ? 100000000 : TENS[count]) + (int64_t)(word & 0xFFFFFFFFULL);
+        at += count;
+        if (count < 8) {
+            *value = sum;
+            return at;
+        }
+    }
+#else
+    (void)end;
+#endif
+    while (is_digit(*at) && at - first < MOST_DIGITS) sum = sum * 10 + (*at++ - '0');
+    *value = sum;
+    return at;
+}
+
+static inline Cursor integer(Cursor at, Cursor end, int64_t *value) {
+    int below = *at == '-';
+    int64_t sum;
     Cursor first;
     at += below;
     first = at;
-    while (is_digit(*at) && at - first < MOST_DIGITS) sum = sum * 10 + (*at++ - '0');
+    at = digits_end(at, end, &sum);
     if (at == first || (*first == '0' && at - first > 1) || number_goes_on(*at)) return NULL;
     *value = below ? -sum : sum;
     return at;
 }
 
 /* Microseconds, not negative and with at most three decimals, to nanoseconds. */
-static inline Cursor time_ns(Cursor at, int64_t *value, int exact_as_double) {
-    int64_t whole = 0, decimals = 0, scale = 1000;
+static inline Cursor time_ns(Cursor at, Cursor end, int64_t *value, int exact_as_double) {
+    int64_t whole, decimals = 0, scale = 1000;
     Cursor first = at;
-    while (is_digit(*at) && at - first < MOST_DIGITS) whole = whole * 10 + (*at++ - '0');
+    at = digits_end(at, end, &whole);
     if (at == first || (*first == '0' && at - first > 1) || whole > LATEST_US) return NULL;
     if (*at == '.') {
         if (exact_as_double && whole >= EXACT_US) return NULL;
@@ -270,6 +343,18 @@ typedef struct {
 
 static inline uint64_t hash_of(Cursor at, Py_ssize_t size) {
     uint64_t hash = (uint64_t)size * 0x9E3779B97F4A7C15ULL, word;
+    if (size >= 32) { /* names of kernels: four lanes, which do not wait for one another */
+        uint64_t words[4], lanes[4] = {hash, ~hash, hash >> 7, hash << 7};
+        for (; size >= 32; at += 32, size -= 32) {
+            memcpy(words, at, 32);
+            for (int lane = 0; lane < 4; lane++) {
+                lanes[lane] = (lanes[lane] ^ words[lane]) * 0x9FB21C651E98DF25ULL;
+                lanes[lane] ^= lanes[lane] >> 29;
+            }
+        }
+        hash = lanes[0];
+        for (int lane = 1; lane < 4; lane++) hash = (hash ^ (hash >> 32) ^ lanes[lane]) * 0x9FB21C651E98DF25ULL;
+    }
     for (; size >= 8; at += 8, size -= 8) {
         memcpy(&word, at, 8);
         hash = (hash ^ word) * 0x9FB21C651E98DF25ULL;
@@ -315,8 +400,7 @@ static inline Outcome find(Texts *texts, Span text, Entry **found) {
             *found = entry;
             return FINE;
         }
-        if (entry->hash == hash && entry->text.size == text.size &&
-            !memcmp(entry->text.start, text.start, (size_t)text.size)) {
+        if (entry->hash == hash && entry->text.size == text.size && same(entry->text.start, text.start, text.size)) {
             *found = entry;
             return FINE;
         }
@@ -363,13 +447,19 @@ static const Field MEMORY_ARGS[] = {
     {NULL, INTEGER, 0},
 };
 
+enum { K_PH, K_CAT, K_NAME, K_PID, K_TID, K_TS, K_DUR, K_ARGS, K_ID };
+static const Field EVENT_KEYS[] = {
+    {"ph", RAW, K_PH}, {"cat", RAW, K_CAT}, {"name", RAW, K_NAME}, {"pid", RAW, K_PID}, {"tid", RAW, K_TID},
+    {"ts", RAW, K_TS}, {"dur", RAW, K_DUR}, {"args", RAW, K_ARGS}, {"id", RAW, K_ID}, {NULL, RAW, 0},
+};
+
 #define LONGEST_KEY 40
 typedef struct {
     const Field *fields;
     signed char first[LONGEST_KEY]; /* by length of the name; -1: none */
     signed char next[40];           /* of the same length */
 } Fields;
-static Fields OF_SLICES, OF_MEMORY;
+static Fields OF_EVENTS, OF_SLICES, OF_MEMORY;
 
 static void index_fields(Fields *index, const Field *fields) {
     index->fields = fields;
@@ -383,8 +473,55 @@ static void index_fields(Fields *index, const Field *fields) {
 
 static inline int field_of(const Fields *index, Cursor key, Py_ssize_t size) {
     int at = size < LONGEST_KEY ? index->first[size] : -1;
-    while (at >= 0 && memcmp(index->fields[at].name, key, (size_t)size)) at = index->next[at];
+    while (at >= 0 && !same((Cursor)index->fields[at].name, key, size)) at = index->next[at];
     return at;
+}
+
+/* Events of a kind have the same keys in the same order, written in the same way.  A guess is what stood between two
+   values (comma, key, colon) in the last event of the kind, and which field it was: the same bytes mean the same again.
+   A wrong guess costs one comparison. */
+typedef struct {
+    Cursor start;
+    int size, which;
+} Guess;
+#define MOST_GUESSES 32 /* keys of an object */
+#define GUESSED_KINDS 32
+typedef Guess Guesses[MOST_GUESSES];
+
+enum { UNKNOWN_KEY = -1, LAST_KEY = -2 };
+
+static Cursor read_key(Cursor at, Cursor end, Guess *guess, int first, const Fields *index, int *which) {
+    Cursor start = at, key, after;
+    int escaped;
+    at = blank(at);
+    if (*at == '}') {
+        *which = LAST_KEY;
+        return at + 1;
+    }
+    if (!first) {
+        if (*at != ',') return NULL;
+        at = blank(at + 1);
+    }
+    if (*at != '"') return NULL;
+    key = at + 1;
+    after = string_end(key, end, &escaped);
+    if (!after || escaped) return NULL;
+    *which = field_of(index, key, after - 1 - key);
+    at = blank(after);
+    if (*at != ':') return NULL;
+    at = blank(at + 1);
+    if (guess && at - start < 256) *guess = (Guess){start, (int)(at - start), *which};
+    return at;
+}
+
+/* To the value of the next key of an object; past the object after its last. `at` is after `{` or a value. */
+static inline Cursor next_value(Cursor at, Cursor end, Guess *guesses, int number, const Fields *index, int *which) {
+    Guess *guess = number < MOST_GUESSES ? guesses + number : NULL;
+    if (guess && guess->size && end - at >= guess->size && same(at, guess->start, guess->size)) {
+        *which = guess->which;
+        return blank(at + guess->size);
+    }
+    return read_key(at, end, guess, !number, index, which);
 }
 
 typedef struct {
@@ -421,6 +558,13 @@ static const Span MISSING = {NULL, -1};
     X(name) X(concrete) X(dims) X(types) X(stack) X(module) X(collective) X(group) X(description) X(ranks) X(dtype) \
     X(thread) X(memory_thread) X(arrow_thread)
 
+/* The last threads that were met: most events are of few. */
+typedef struct {
+    Span pid, tid;
+    int32_t number;
+} Met;
+#define MOST_MET 16
+
 typedef struct {
     Cursor text;
     int64_t events;
@@ -434,6 +578,8 @@ typedef struct {
 #define X(name) Texts name;
     struct { TABLES(X) } texts;
 #undef X
+    struct { Met thread[MOST_MET], memory_thread[MOST_MET], arrow_thread[MOST_MET]; } met;
+    Guesses event_guesses[GUESSED_KINDS], slice_guesses[GUESSED_KINDS], memory_guesses[1];
 } Scan;
 
 #define TRY(call) do { Outcome outcome_ = (call); if (outcome_ != FINE) return outcome_; } while (0)
@@ -469,7 +615,7 @@ static Outcome ask(PyObject *mapping, Span text, int32_t *answer) {
 }
 
 /* pid and tid as written, with a zero byte between them. */
-static Outcome place(Scan *scan, Texts *texts, const Event *event, Column *column) {
+static Outcome new_place(Scan *scan, Texts *texts, const Event *event, int32_t *number) {
     Span pid = event->pid, tid = event->tid, both;
     unsigned char text[2 * LONGEST_PLACE + 1];
     Entry *entry;
@@ -492,7 +638,23 @@ static Outcome place(Scan *scan, Texts *texts, const Event *event, Column *colum
         entry->text.start = home;
         memcpy(texts->order.data + texts->order.size - sizeof(Span), &entry->text, sizeof(Span));
     }
-    return put(column, &entry->number, sizeof entry->number) ? FAILED : FINE;
+    *number = entry->number;
+    return FINE;
+}
+
+static inline Outcome place(Scan *scan, Texts *texts, Met *met, const Event *event, Column *column) {
+    Span pid = event->pid, tid = event->tid;
+    int32_t number;
+    if (pid.size > 0 && tid.size > 0) {
+        met += (pid.start[pid.size - 1] + 5 * tid.start[tid.size - 1]) & (MOST_MET - 1);
+        if (met->pid.size != pid.size || met->tid.size != tid.size || !same(met->pid.start, pid.start, pid.size) ||
+            !same(met->tid.start, tid.start, tid.size)) {
+            TRY(new_place(scan, texts, event, &number));
+            *met = (Met){pid, tid, number};
+        }
+        number = met->number;
+    } else TRY(new_place(scan, texts, event, &number));
+    return put(column, &number, sizeof number) ? FAILED : FINE;
 }
 
 /* -- events -------------------------------------------------------------------------------------------------------- */
@@ -519,7 +681,7 @@ static Outcome add_slice(Scan *scan, const Event *event) {
     PUT(dur_ns, int64_t, event->dur_ns);
     PUT(kind, uint8_t, kind);
     PUT(name, int32_t, named->number);
-    TRY(place(scan, &scan->texts.thread, event, &scan->to.thread));
+    TRY(place(scan, &scan->texts.thread, scan->met.thread, event, &scan->to.thread));
     PUT(device, int64_t, is[DEVICE]);
     PUT(stream, int64_t, is[STREAM]);
     PUT(correlation, int64_t, is[CORRELATION]);
@@ -588,7 +750,7 @@ static Outcome add_slice(Scan *scan, const Event *event) {
 }
 
 static int is_text(Span span, const char *text) {
-    return span.size == (Py_ssize_t)strlen(text) && !memcmp(span.start, text, strlen(text));
+    return span.size == (Py_ssize_t)strlen(text) && same(span.start, (Cursor)text, span.size);
 }
 
 static Outcome add(Scan *scan, const Event *event, Cursor start, Cursor end) {
@@ -601,7 +763,7 @@ static Outcome add(Scan *scan, const Event *event, Cursor start, Cursor end) {
         if (!event->has_time) return UNUSUAL;
         if (!is_text(event->name, "[memory]")) return FINE;
         PUT(memory_ns, int64_t, event->start_ns);
-        TRY(place(scan, &scan->texts.memory_thread, event, &scan->to.memory_thread));
+        TRY(place(scan, &scan->texts.memory_thread, scan->met.memory_thread, event, &scan->to.memory_thread));
         PUT(memory_device_type, int64_t, is[M_DEVICE_TYPE]);
         PUT(memory_device, int64_t, is[M_DEVICE]);
         PUT(memory_bytes, int64_t, event->has_args && is[M_BYTES] != INT64_MIN ? is[M_BYTES] : 0);
@@ -615,7 +777,7 @@ static Outcome add(Scan *scan, const Event *event, Cursor start, Cursor end) {
         if (event->id < 0) return UNUSUAL;
         PUT(arrow_end, uint8_t, event->phase == 'f');
         PUT(arrow_id, int64_t, event->id);
-        TRY(place(scan, &scan->texts.arrow_thread, event, &scan->to.arrow_thread));
+        TRY(place(scan, &scan->texts.arrow_thread, scan->met.arrow_thread, event, &scan->to.arrow_thread));
         PUT(arrow_ns, int64_t, event->start_ns);
         return FINE;
     case 'M':
@@ -628,62 +790,53 @@ static Outcome add(Scan *scan, const Event *event, Cursor start, Cursor end) {
 }
 
 /* Past the object; NULL if it is unusual. */
-static Cursor read_args(Cursor at, Cursor end, Event *event, const Fields *index) {
+static Cursor read_args(Cursor at, Cursor end, Event *event, const Fields *index, Guess *guesses) {
     uint64_t seen = 0;
     int escaped;
     if (*at != '{') return NULL;
-    at = blank(at + 1);
-    if (*at == '}') return at + 1;
-    for (;;) {
-        Cursor key, after;
+    at++;
+    for (int number = 0;; number++) {
+        Cursor after;
+        const Field *field;
         int which;
-        if (*at != '"') return NULL;
-        key = at + 1;
-        after = string_end(key, end, &escaped);
-        if (!after || escaped) return NULL;
-        which = field_of(index, key, after - 1 - key);
-        at = blank(after);
-        if (*at != ':') return NULL;
-        at = blank(at + 1);
-        if (which < 0)
+        at = next_value(at, end, guesses, number, index, &which);
+        if (!at || which == LAST_KEY) return at;
+        if (which == UNKNOWN_KEY) {
             at = value_end(at, end, 0);
-        else {
-            const Field *field = index->fields + which;
-            if (seen >> which & 1) return NULL;
-            seen |= 1ULL << which;
-            switch (field->type) {
-            case NULLABLE:
-                if (*at == 'n') {
-                    at = word_end(at, "null");
-                    break;
-                }
-                /* fall through */
-            case INTEGER:
-                at = integer(at, event->integers + field->slot);
-                break;
-            case REAL:
-                at = *at == 'n' ? word_end(at, "null") : real(at, event->reals + field->slot);
-                break;
-            case TEXT:
-                if (*at != '"') return NULL;
-                after = string_end(at + 1, end, &escaped);
-                if (!after) return NULL;
-                event->spans[field->slot] = (Span){at + 1, after - at - 2};
-                at = after;
-                break;
-            case RAW:
-                after = value_end(at, end, 0);
-                if (!after) return NULL;
-                event->spans[field->slot] = (Span){at, after - at};
-                at = after;
+            if (!at) return NULL;
+            continue;
+        }
+        field = index->fields + which;
+        if (seen >> which & 1) return NULL;
+        seen |= 1ULL << which;
+        switch (field->type) {
+        case NULLABLE:
+            if (*at == 'n') {
+                at = word_end(at, "null");
                 break;
             }
+            /* fall through */
+        case INTEGER:
+            at = integer(at, end, event->integers + field->slot);
+            break;
+        case REAL:
+            at = *at == 'n' ? word_end(at, "null") : real(at, event->reals + field->slot);
+            break;
+        case TEXT:
+            if (*at != '"') return NULL;
+            after = string_end(at + 1, end, &escaped);
+            if (!after) return NULL;
+            event->spans[field->slot] = (Span){at + 1, after - at - 2};
+            at = after;
+            break;
+        case RAW:
+            after = value_end(at, end, 0);
+            if (!after) return NULL;
+            event->spans[field->slot] = (Span){at, after - at};
+            at = after;
+            break;
         }
         if (!at) return NULL;
-        at = blank(at);
-        if (*at == '}') return at + 1;
-        if (*at != ',') return NULL;
-        at = blank(at + 1);
     }
 }
 
@@ -691,14 +844,14 @@ static Cursor read_args(Cursor at, Cursor end, Event *event, const Fields *index
 static Cursor read_place(Cursor at, Cursor end, Span *span) {
     int escaped;
     int64_t number;
-    Cursor after = *at == '"' ? string_end(at + 1, end, &escaped) : integer(at, &number);
+    Cursor after = *at == '"' ? string_end(at + 1, end, &escaped) : integer(at, end, &number);
     if (!after || (*at == '"' && escaped)) return NULL;
     *span = (Span){at, after - at};
     return after;
 }
 
 static Cursor read_id(Cursor at, Cursor end, Event *event) {
-    Cursor after = integer(at, &event->id);
+    Cursor after = integer(at, end, &event->id);
     if (after) return after;
     event->id = -1;
     event->odd_id = *at != '"' && *at != 'n';
@@ -708,12 +861,23 @@ static Cursor read_id(Cursor at, Cursor end, Event *event) {
 static const char IGNORED[] = "CbneSTpFtPNODRcVv(),";
 static const char NAMED[] = "XiIsfM";
 
-enum { K_PH = 1, K_CAT = 2, K_NAME = 4, K_PID = 8, K_TID = 16, K_TS = 32, K_DUR = 64, K_ARGS = 128, K_ID = 256 };
+static void without_args(Event *event) {
+    for (int slot = 0; slot < INTEGERS; slot++) event->integers[slot] = -1;
+    for (int slot = 0; slot < REALS; slot++) event->reals[slot] = Py_NAN;
+    for (int slot = 0; slot < SPANS; slot++) event->spans[slot] = MISSING;
+}
+
+/* Categories differ in their arguments; two of the same number only guess wrong more often. */
+static inline unsigned guessed_kind(Span category) {
+    if (category.size <= 0) return 0;
+    return ((unsigned)category.size + category.start[0] + 4u * category.start[category.size - 1]) % GUESSED_KINDS;
+}
 
 static Cursor read_event(Scan *scan, Cursor at, Cursor end, Outcome *outcome) {
     Event event;
     Cursor start = at;
-    int seen = 0, escaped;
+    unsigned seen = 0;
+    int escaped;
     *outcome = UNUSUAL;
     if (*at != '{') return NULL;
     event.phase = 0;
@@ -721,34 +885,32 @@ static Cursor read_event(Scan *scan, Cursor at, Cursor end, Outcome *outcome) {
     event.name = event.category = event.pid = event.tid = MISSING;
     event.dur_ns = 0;
     event.id = -1;
-    for (int slot = 0; slot < INTEGERS; slot++) event.integers[slot] = -1;
-    for (int slot = 0; slot < REALS; slot++) event.reals[slot] = Py_NAN;
-    for (int slot = 0; slot < SPANS; slot++) event.spans[slot] = MISSING;
-    at = blank(at + 1);
-    for (;;) {
-        Cursor key, after;
-        Py_ssize_t size;
-        int which = 0;
-        if (*at != '"') return NULL;
-        key = at + 1;
-        after = string_end(key, end, &escaped);
-        if (!after || escaped) return NULL;
-        size = after - 1 - key;
-        at = blank(after);
-        if (*at != ':') return NULL;
-        at = blank(at + 1);
-        if (size == 2) which = !memcmp(key, "ph", 2) ? K_PH : !memcmp(key, "ts", 2) ? K_TS : !memcmp(key, "id", 2) ? K_ID : 0;
-        else if (size == 3)
-            which = !memcmp(key, "pid", 3) ? K_PID : !memcmp(key, "tid", 3) ? K_TID : !memcmp(key, "cat", 3) ? K_CAT :
-                    !memcmp(key, "dur", 3) ? K_DUR : 0;
-        else if (size == 4) which = !memcmp(key, "name", 4) ? K_NAME : !memcmp(key, "args", 4) ? K_ARGS : 0;
-        if (seen & which) return NULL;
-        seen |= which;
+    at++;
+    for (int number = 0;; number++) {
+        Cursor after;
+        int which;
+        Guess *guesses = scan->event_guesses[(unsigned char)event.phase % GUESSED_KINDS];
+        at = next_value(at, end, guesses, number, &OF_EVENTS, &which);
+        if (!at) return NULL;
+        if (which == LAST_KEY) break;
+        if (which == UNKNOWN_KEY) {
+            at = value_end(at, end, 0);
+            if (!at) return NULL;
+            continue;
+        }
+        if (seen >> which & 1) return NULL;
+        seen |= 1u << which;
         switch (which) {
         case K_PH:
             if (at[0] != '"' || !PLAIN[at[1]] || at[2] != '"') return NULL;
             event.phase = (char)at[1];
-            if (!strchr(NAMED, event.phase) && !strchr(IGNORED, event.phase)) return NULL;
+            switch (event.phase) {
+            case 'X': case 'i': case 'I':
+                without_args(&event);
+                break;
+            default:
+                if (!strchr(NAMED, event.phase) && !strchr(IGNORED, event.phase)) return NULL;
+            }
             at += 3;
             break;
         case K_CAT:
@@ -767,27 +929,22 @@ static Cursor read_event(Scan *scan, Cursor at, Cursor end, Outcome *outcome) {
             break;
         case K_PID: at = read_place(at, end, &event.pid); break;
         case K_TID: at = read_place(at, end, &event.tid); break;
-        case K_TS: at = time_ns(at, &event.start_ns, 0); event.has_time = 1; break;
-        case K_DUR: at = time_ns(at, &event.dur_ns, 1); break;
+        case K_TS: at = time_ns(at, end, &event.start_ns, 0); event.has_time = 1; break;
+        case K_DUR: at = time_ns(at, end, &event.dur_ns, 1); break;
         case K_ID: at = read_id(at, end, &event); break;
         case K_ARGS:
-            if (event.phase == 'X') at = read_args(at, end, &event, &OF_SLICES);
+            if (event.phase == 'X')
+                at = read_args(at, end, &event, &OF_SLICES, scan->slice_guesses[guessed_kind(event.category)]);
             else if (event.phase == 'i' || event.phase == 'I') {
                 event.integers[M_BYTES] = INT64_MIN;
-                at = read_args(at, end, &event, &OF_MEMORY);
+                at = read_args(at, end, &event, &OF_MEMORY, scan->memory_guesses[0]);
             } else if (event.phase) at = value_end(at, end, 0);
             else return NULL;
             event.has_args = 1;
             break;
-        default: at = value_end(at, end, 0); break;
         }
         if (!at) return NULL;
-        at = blank(at);
-        if (*at == '}') break;
-        if (*at != ',') return NULL;
-        at = blank(at + 1);
     }
-    at++;
     if (!event.phase) return NULL;
     *outcome = add(scan, &event, start, at);
     return *outcome == FINE ? at : NULL;
@@ -899,6 +1056,7 @@ static struct PyModuleDef MODULE_OF = {PyModuleDef_HEAD_INIT, "native_scan", NUL
 
 PyMODINIT_FUNC PyInit_native_scan(void) {
     for (int c = 0x20; c < 0x80; c++) PLAIN[c] = c != '"' && c != '\\';
+    index_fields(&OF_EVENTS, EVENT_KEYS);
     index_fields(&OF_SLICES, SLICE_ARGS);
     index_fields(&OF_MEMORY, MEMORY_ARGS);
     return PyModule_Create(&MODULE_OF);

@@ -40,11 +40,10 @@ from stepscope.records.text import count_text
 from stepscope.traces.model.columns import Ints, Kind, Trace, TraceBuilder, TraceMeta
 from stepscope.traces.model.kernel_names import is_communication
 
-__all__ = ["MAGIC", "Database", "is_nsight", "read_nsight"]
+__all__ = ["Database", "read_nsight"]
 
 # -- the SQLite file --------------------------------------------------------------------------------------------------
 
-MAGIC: Final = b"SQLite format 3\0"
 CHUNK: Final = 1 << 16
 LONGEST_VALUE: Final = 64 << 20
 
@@ -489,17 +488,6 @@ VERSION: Final = re.compile(r"_v\d+(_pt[sd][zs])?$")
 PID_SHIFT: Final = 24
 PID_MASK: Final = (1 << 24) - 1
 MOST_PROCESSES: Final = 1024
-
-
-def is_nsight(path: Path) -> bool:
-    """Test whether the file is a SQLite database of any kind."""
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
 
 
 def read_nsight(path: Path) -> list[Trace]:

@@ -7,8 +7,6 @@ the order in which the reader in Python meets them.
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -17,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.traces.model.columns import Ints, TraceBuilder, kind_of
+from stepscope.traces.model.native_parts import PURE, native_part
 from stepscope.traces.reading.kineto_events import UNREADABLE, Metadata
 
-__all__ = ["Batch", "Scanned", "Scanner", "or_missing", "scanner_function", "text_codes"]
+__all__ = ["PURE", "Batch", "Scanned", "Scanner", "or_missing", "scanner_function", "text_codes"]
 
-PURE: Final = "STEPSCOPE_PURE_PYTHON"
-"""Set to read without the scanner even if it was built."""
 METADATA = msgspec.json.Decoder(Metadata)
 STRING = msgspec.json.Decoder(str)
 PLACE: Any = msgspec.json.Decoder(int | str)
@@ -32,14 +29,8 @@ Scan = Callable[[bytes, Mapping[bytes, int], Mapping[bytes, int]], Any]
 
 def scanner_function() -> Scan | None:
     """Return the scanner, or None if it was not built or is switched off."""
-    if os.environ.get(PURE):
-        return None
-    try:
-        module = importlib.import_module("stepscope.traces.reading.native_scan")
-    except ImportError:
-        return None
-    function: Scan = module.scan
-    return function
+    module = native_part("stepscope.traces.reading.native_scan")
+    return None if module is None else module.scan  # type: ignore[no-any-return]
 
 
 class _Kinds(dict[bytes, int]):
