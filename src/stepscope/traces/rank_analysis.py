@@ -77,6 +77,7 @@ from stepscope.traces.host.stalls import (
     syncs_of,
     syncs_table,
 )
+from stepscope.traces.model.collector import collector_paused
 from stepscope.traces.model.columns import Kind, Rows, Trace, TraceMeta, named
 from stepscope.traces.model.kernel_names import is_synchronizing
 from stepscope.traces.model.tables import Table
@@ -307,6 +308,7 @@ class RankAnalysis:
     """By name, in reading order."""
 
 
+@collector_paused()
 def analyze_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAnalysis:
     """Run all analyses; ``rank`` comes from the file or, if it has none, from the job's numbering."""
     window = window_of(trace, keep_last=keep_last)

@@ -11,6 +11,7 @@ none.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
@@ -361,8 +362,11 @@ class Trace:
         known = self._answers.get(matches)
         if known is None:
             known = np.zeros(len(self.strings), bool)
-            known[self._names] = [bool(matches(self.strings[code])) for code in self._names]
-            if getattr(matches, "__name__", "") != "<lambda>":
+            names = map(self.strings.__getitem__, self._names)
+            if getattr(matches, "__name__", "") == "<lambda>":
+                known[self._names] = [bool(matches(name)) for name in names]
+            else:
+                known[self._names] = [_matches(matches, name) for name in names]
                 self._answers[matches] = known
         return known
 
@@ -375,6 +379,12 @@ class Trace:
     @cached_property
     def _answers(self) -> dict[Any, NDArray[np.bool_]]:
         return {}
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _matches(matches: Callable[[str], object], name: str) -> bool:
+    """Test a name; the traces of a job's ranks have the same ones."""
+    return bool(matches(name))
 
 
 def side_columns(table: Any) -> dict[str, NDArray[Any]]:

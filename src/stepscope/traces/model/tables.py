@@ -57,11 +57,14 @@ def table_of(
         name=name,
         title=title,
         columns=tuple(columns),
-        rows=tuple(tuple(_plain(value) for value in row) for row in every[:limit]),
+        rows=tuple(tuple(v if type(v) in PLAIN else _plain(v) for v in row) for row in every[:limit]),
         left_out=len(left_out),
         left_out_sums=whole,
         note=note,
     )
+
+
+PLAIN: Final = frozenset((int, str, bool, type(None)))
 
 
 def _plain(value: Any) -> Any:
@@ -129,7 +132,7 @@ def sorted_by_key(keys: NDArray[np.integer], values: Ints) -> tuple[NDArray[np.i
 
 
 def distinct(values: NDArray[AnyInteger]) -> tuple[NDArray[AnyInteger], Ints]:
-    """Return the distinct values, ascending, and the index of each value among them; sort only if they are far apart."""
+    """Return the distinct values, ascending, and the index of each value among them; sort only what is far apart."""
     if not len(values):
         return values, np.empty(0, np.int64)
     low, high = int(values.min()), int(values.max())

@@ -112,7 +112,7 @@ def calls_of(trace: Trace, rows: Rows) -> CallTree:
         above, depth[rows] = (np.frombuffer(each, np.int32) for each in native.nest(threads.tobytes(), *times))
         parents[rows] = padded(rows)[above]
         return CallTree(parents=parents, depth=depth)
-    order = np.argsort(threads, kind="stable")
+    order = _by_thread(threads)
     for own in np.split(rows[order], np.flatnonzero(np.diff(threads[order])) + 1):
         above, depth[own], crossing = _laminar(slices.start_ns[own], slices.end_ns[own])
         parents[own] = padded(own)[above]
@@ -123,13 +123,19 @@ def calls_of(trace: Trace, rows: Rows) -> CallTree:
     return CallTree(parents=parents, depth=depth)
 
 
+def _by_thread(threads: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return the order by thread, else as before; numpy sorts integers of 16 bits by radix, without comparing them."""
+    few = len(threads) == 0 or threads.max() < 2**15
+    return np.argsort(threads.astype(np.int16) if few else threads, kind="stable")
+
+
 def innermost_at(trace: Trace, tree: CallTree, rows: Rows, threads: NDArray[np.int32], times: Ints) -> Rows:
     """Return the innermost of ``rows`` that ran at each instant on each thread, [n]; −1: none.
 
     ``rows`` are ascending and all in the tree. A row runs from its start up to, but not including, its end.
     """
     slices = trace.slices
-    own = rows[np.argsort(slices.thread[rows], kind="stable")]
+    own = rows[_by_thread(slices.thread[rows])]
     step = int(max(slices.end_ns.max(initial=0), times.max(initial=0))) + 1
     keys = slices.thread[own] * np.int64(step) + slices.start_ns[own]
     at = np.searchsorted(keys, threads * np.int64(step) + times, side="right") - 1

@@ -90,7 +90,7 @@ class ThreadTime:
         self.end_ns = end_ns
 
     def at(self, times: Ints) -> Ints:
-        times = np.clip(times, self.starts[0], self.end_ns)
+        times = np.minimum(np.maximum(times, self.starts[0]), self.end_ns)  # np.clip looks up the limits of its type
         piece = np.searchsorted(self.starts, times, side="right") - 1
         return self.passed[piece] + _scaled(self.new[piece], times - self.starts[piece], self.old[piece])
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from stepscope.errors import TraceError
 from stepscope.records.text import count_text
+from stepscope.traces.model.collector import collector_paused
 from stepscope.traces.model.columns import (
     DEVICE_KINDS,
     HOST_KINDS,
@@ -467,6 +468,7 @@ BATCH = 16
 """Scanned pieces that become columns together."""
 
 
+@collector_paused()
 def read_kineto(blocks: Iterable[bytes], path: str) -> Trace:
     """Read a trace; ``blocks``: the decompressed text, ``path``: for messages."""
     reader = _Reader()
