@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,6 @@ def _plain(value: Any) -> Any:
 WORD_BITS: Final = 63
 DENSE: Final = 1 << 18
 """Numbers in a range of this size, or of four times their count, are looked up instead of sorted."""
-AnyInteger = TypeVar("AnyInteger", bound=np.integer[Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +130,7 @@ def sorted_by_key(keys: NDArray[np.integer], values: Ints) -> tuple[NDArray[np.i
     return both >> bits, both & ((1 << bits) - 1)
 
 
-def distinct(values: NDArray[AnyInteger]) -> tuple[NDArray[AnyInteger], Ints]:
+def distinct(values: NDArray[np.integer]) -> tuple[NDArray[Any], Ints]:
     """Return the distinct values, ascending, and the index of each value among them; sort only what is far apart."""
     if not len(values):
         return values, np.empty(0, np.int64)

@@ -30,7 +30,7 @@ Scan = Callable[[bytes, Mapping[bytes, int], Mapping[bytes, int]], Any]
 def scanner_function() -> Scan | None:
     """Return the scanner, or None if it was not built or is switched off."""
     module = native_part("stepscope.traces.reading.native_scan")
-    return None if module is None else module.scan  # type: ignore[no-any-return]
+    return None if module is None else module.scan
 
 
 class _Kinds(dict[bytes, int]):
