@@ -3,8 +3,10 @@
     python bench/diagnosis.py --ranks 64,1024 --steps 1000 --repeats 5
     python bench/diagnosis.py --ranks 1024 --traffic        # with the collectives of a mesh, eight ranks wide
 
-Each size runs in a process of its own.  ``window`` aligns the steps, ``rules`` asks all families; memory is the peak of
-the process above what it held when the run had been loaded.
+One process writes the run, another reads it as ``stepscope report`` does and diagnoses it.  ``window`` aligns the
+steps, ``rules`` asks all families.  ``run`` is the memory of that process at its peak until it had read the run,
+``peak`` until the end.  With ``--traffic`` one process makes the run and diagnoses it, so its memory has all that
+making it took.
 """
 
 from __future__ import annotations
@@ -15,21 +17,25 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from stepscope.records.series import RunData
+
+RUN = "run"
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 SLOW_MS = 3.0
 MESH_COLUMNS = 8
 
 
-def measure(ranks: int, steps: int, repeats: int, *, traffic: bool) -> dict[str, float]:
+def make(ranks: int, steps: int, *, traffic: bool) -> RunData:
     from fakes.cluster import Cluster, slow_at
     from fakes.samples import with_samples
     from fakes.traffic import Exchange, Traffic
-
-    from stepscope.diagnosis import build_window, diagnose
 
     culprit = ranks // 2
     cluster = Cluster(
@@ -43,7 +49,20 @@ def measure(ranks: int, steps: int, repeats: int, *, traffic: bool) -> dict[str,
         )
         mesh = {"dp": ranks // MESH_COLUMNS, "tp": MESH_COLUMNS}
         cluster = replace(cluster, traffic=Traffic(mesh=mesh, exchanges=exchanges, work_ms=0.02))
-    run = with_samples(cluster, rss_mb=2000.0)
+    return with_samples(cluster, rss_mb=2000.0)
+
+
+def write(folder: Path, ranks: int, steps: int) -> None:
+    from made_runs import record
+
+    record(folder, RUN, make(ranks, steps, traffic=False))
+
+
+def measure(folder: Path, ranks: int, steps: int, repeats: int, *, traffic: bool) -> dict[str, float]:
+    from stepscope.diagnosis import build_window, diagnose
+    from stepscope.store.load import open_run
+
+    run = make(ranks, steps, traffic=True) if traffic else open_run(folder / RUN)
     held_mb = _peak_mb()
     windows, rules = [], []
     for _ in range(repeats):
@@ -54,7 +73,7 @@ def measure(ranks: int, steps: int, repeats: int, *, traffic: bool) -> dict[str,
         windows.append(built - began)
         rules.append(time.perf_counter() - built)
         del window
-    if found[0].ranks != (culprit,):
+    if found[0].ranks != (ranks // 2,):
         raise SystemExit(f"wrong verdict: {found[0].title}")
     return {
         "window_s": statistics.median(windows),
@@ -75,16 +94,25 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--traffic", action="store_true", help="ranks exchange something: ten collectives a step")
     parser.add_argument("--one", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--write", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.write:
+        write(args.folder, args.one, args.steps)
+        return
     if args.one:
-        print(json.dumps(measure(args.one, args.steps, args.repeats, traffic=args.traffic)))
+        print(json.dumps(measure(args.folder, args.one, args.steps, args.repeats, traffic=args.traffic)))
         return
     print(f"{'ranks':>7} {'steps':>6} {'window':>9} {'rules':>9} {'together':>9} {'run':>9} {'peak':>9}")
     for ranks in map(int, args.ranks.split(",")):
-        command = [sys.executable, __file__, "--one", str(ranks), "--steps", str(args.steps)]
-        command += ["--repeats", str(args.repeats), *(["--traffic"] if args.traffic else [])]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
-        one = json.loads(done.stdout)
+        with tempfile.TemporaryDirectory(prefix="stepscope-bench-") as folder:
+            command = [sys.executable, __file__, "--one", str(ranks), "--steps", str(args.steps)]
+            command += ["--folder", str(Path(folder, "runs"))]
+            if not args.traffic:
+                subprocess.run([*command, "--write"], check=True, env=_environment())
+            command += ["--repeats", str(args.repeats), *(["--traffic"] if args.traffic else [])]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
+            one = json.loads(done.stdout)
         together = one["window_s"] + one["rules_s"]
         print(
             f"{ranks:>7,} {args.steps:>6,} {one['window_s']:>7.2f} s {one['rules_s']:>7.2f} s {together:>7.2f} s "

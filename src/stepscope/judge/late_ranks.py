@@ -126,13 +126,13 @@ def excesses(excess_ns: Floats, *, least_ns: float, comparisons: int, stretch: i
     ``excess_ns``: from ``peer_deviation``.  ``least_ns``: what matters at all.  ``comparisons``: how many are made in
     all, this one included.  ``stretch``: how many intervals make a stretch.
     """
-    for rank in _candidates(excess_ns, least_ns, comparisons):
+    noise_ns = _typical_noise(excess_ns)
+    test = _Test(least_ns=least_ns, noise_ns=noise_ns, comparisons=comparisons, stretch=stretch)
+    for rank in _candidates(excess_ns, noise_ns, least_ns, comparisons):
         there = ~np.isnan(excess_ns[rank])
         own = excess_ns[rank][there]
         if len(own) < thresholds.MIN_STEPS:
             continue
-        noise_ns = _typical_noise(excess_ns)
-        test = _Test(least_ns=least_ns, noise_ns=noise_ns, comparisons=comparisons, stretch=stretch)
         at, z = _lasting(own, test) or _passing(own, test) or (None, 0.0)
         if at is not None:
             columns = np.flatnonzero(there)
@@ -140,14 +140,13 @@ def excesses(excess_ns: Floats, *, least_ns: float, comparisons: int, stretch: i
             yield Excess(rank=int(rank), at=at, excess_ns=median_of(excess_ns[rank, at]), z=z)
 
 
-def _candidates(excess_ns: Floats, least_ns: float, comparisons: int) -> NDArray[np.intp]:
+def _candidates(excess_ns: Floats, noise_ns: float, least_ns: float, comparisons: int) -> NDArray[np.intp]:
     """Ranks that may have an excess at all; a sieve that passes too many, never too few.
 
     A stretch of n intervals that passes the test below has, in some window of 2^k <= n < 2^(k+1) intervals, a mean that
     is high compared with the noise of the typical rank.  Single wild intervals are clipped first.
     """
     known = np.nan_to_num(excess_ns) if np.isnan(excess_ns).any() else excess_ns
-    noise_ns = _typical_noise(known)
     ceiling = 3 * max(least_ns, noise_ns)
     sums = np.zeros((known.shape[0], known.shape[1] + 1))
     np.clip(known, -ceiling, ceiling, out=sums[:, 1:])

@@ -103,7 +103,7 @@ def median_rank(values: Floats) -> Floats:
     if not len(values):
         return np.full(values.shape[1], np.nan)
     if not np.isnan(values).any():
-        return np.asarray(np.median(values, axis=0), np.float64)
+        return _column_medians(values)
     ordered = np.sort(values, axis=0)  # nan last
     counts = (~np.isnan(values)).sum(axis=0)
     columns = np.arange(values.shape[1])
@@ -155,7 +155,7 @@ def peer_deviation(values: Floats, groups: NDArray[np.intp] | None = None) -> Fl
             out[members] = peer_deviation(values[members])
         return out
     if len(values) >= MANY_RANKS and not np.isnan(values).any():
-        return np.asarray(values - np.median(values, axis=0), np.float64)
+        return np.asarray(values - _column_medians(values), np.float64)
     out = np.full_like(values, np.nan)
     for there, columns in _by_presence(values):
         if there.all() and len(there) > 1 and len(columns) == values.shape[1]:
@@ -326,12 +326,21 @@ def z_of_t(t: float, freedom: int) -> float:
 
 
 def _row_medians(values: Floats) -> Floats:
-    """``np.median`` along the last axis without its second check for nan, which costs as much as the median."""
+    """``np.median`` along the last axis, for values without nan.
+
+    Without its second check for nan, which costs as much as the median.  Of an even number, the lower middle one is the
+    largest of those below the other: to find it takes half as long as a partition at both.
+    """
     middle = values.shape[-1] // 2
+    ordered = np.partition(values, middle, axis=-1)
     if values.shape[-1] % 2:
-        return np.asarray(np.partition(values, middle, axis=-1)[..., middle], np.float64)
-    ordered = np.partition(values, (middle - 1, middle), axis=-1)
-    return np.asarray((ordered[..., middle - 1] + ordered[..., middle]) / 2, np.float64)
+        return np.asarray(ordered[..., middle], np.float64)
+    return np.asarray((ordered[..., :middle].max(axis=-1) + ordered[..., middle]) / 2, np.float64)
+
+
+def _column_medians(values: Floats) -> Floats:
+    """``np.median`` along the first axis, for values without nan."""
+    return _row_medians(np.ascontiguousarray(values.T))
 
 
 def _by_presence(values: Floats) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.intp]]]:

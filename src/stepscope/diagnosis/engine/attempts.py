@@ -44,13 +44,15 @@ def attempts_of(run: RunData) -> tuple[Attempt, ...]:
     secondary: list[RankError] = []
     for error in sorted(run.errors, key=lambda error: error.wall_ns):
         (secondary if from_launcher(error) or (series and error.script) else own).append(error)
-    recorded = _Recorded(series)
-    for error in own:
-        errors.setdefault(recorded.attempt_of(error), []).append(error)
+    if own:
+        recorded = _Recorded(series)
+        for error in own:
+            errors.setdefault(recorded.attempt_of(error), []).append(error)
     known = sorted({*series, *errors}) or [0]
-    starts = _Starts({number: _start_ns(series.get(number, ()), errors.get(number, ())) for number in known})
-    for error in secondary:
-        errors.setdefault(starts.latest(error.wall_ns, otherwise=known[0]), []).append(error)
+    if secondary:
+        starts = _Starts({number: _start_ns(series.get(number, ()), errors.get(number, ())) for number in known})
+        for error in secondary:
+            errors.setdefault(starts.latest(error.wall_ns, otherwise=known[0]), []).append(error)
     worlds = {number: max(one.identity.world_size for one in ranks) for number, ranks in series.items()}
     largest = max(worlds.values(), default=None)
     starved = {event.get("pid") for event in run.events if event.get("event") == "rank_end" and event.get("oom_kill")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepscope.diagnosis.engine.settings import batch_size_of, is_data_parallel
-from stepscope.diagnosis.engine.view import View
+from stepscope.diagnosis.engine.view import View, computed_once
 from stepscope.judge import thresholds
 from stepscope.records.text import named_ranks
 
@@ -42,6 +42,10 @@ class UnevenBatches:
 
 def uneven_batches_of(view: View) -> UnevenBatches | None:
     """None if all ranks have the same size, or that of some is not known."""
+    return computed_once(view, "uneven_batches", _uneven_batches)
+
+
+def _uneven_batches(view: View) -> UnevenBatches | None:
     window = view.window
     sizes = {rank: batch_size_of(facts) for rank, facts in zip(window.ranks, window.facts, strict=True)}
     measured = not all(sizes.values())

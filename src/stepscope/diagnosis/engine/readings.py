@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Any, Literal
 
 import numpy as np
@@ -485,7 +486,35 @@ def spaced(wall_ns: Floats, spans_s: Floats | None = None) -> Bools:
 
 # -- samples by owner -------------------------------------------------------------------------------------------------
 
-Columns = Mapping[str, Sequence[Any]]
+
+class Columns:
+    """Keys of samples, each as a column over all of them.
+
+    Lines are read a few at a time: there may be a hundred thousand, far apart in memory, and each key of a line is near
+    its others.  No object per line is created, which would keep the garbage collector busy for longer than everything
+    else.
+    """
+
+    def __init__(self, lines: Sequence[dict[str, Any]], keys: Sequence[str]) -> None:
+        self._values: dict[str, list[Any]] = {key: [] for key in keys}
+        self._numbers: dict[str, Floats] = {}
+        for first in range(0, len(lines), LINES_AT_ONCE):
+            part = lines[first : first + LINES_AT_ONCE]
+            for key, column in self._values.items():
+                column.extend(map(dict.get, part, repeat(key)))
+
+    def __getitem__(self, key: str) -> Sequence[Any]:
+        return self._values[key]
+
+    def numbers(self, key: str) -> Floats:
+        """With nan for anything that is not a number; computed once, since several rules need it."""
+        if key not in self._numbers:
+            self._numbers[key] = _numbers(self._values[key])
+        return self._numbers[key]
+
+
+LINES_AT_ONCE = 256
+"""As many as stay in the processor's cache while their keys are read."""
 Key = tuple[object, ...]
 NoneType = type(None)
 SAMPLE_KEYS = {
@@ -546,7 +575,7 @@ class Readings:
 
     def of(self, key: str) -> Floats:
         out = np.full((self.count, int(self._places.max(initial=-1)) + 1), np.nan)
-        out[self.owner, self._places] = _numbers(self.columns[key])[self.order]
+        out[self.owner, self._places] = self.columns.numbers(key)[self.order]
         return out
 
     def lines(self, key: str) -> list[Any]:
@@ -557,6 +586,10 @@ class Readings:
 
 def host_readings(view: View) -> tuple[list[str], Readings]:
     """The hosts of the ranks, in the order of ranks."""
+    return computed_once(view, "host_readings", _host_readings)
+
+
+def _host_readings(view: View) -> tuple[list[str], Readings]:
     hosts = list(dict.fromkeys(view.hosts))
     columns, keys, which = computed_once(view.window, "host_samples", _host_samples)
     readings = _readings(columns, which, keys, {(host,): index for index, host in enumerate(hosts)})
@@ -570,17 +603,17 @@ def host_readings(view: View) -> tuple[list[str], Readings]:
 def network_readings(view: View) -> Readings:
     """Like ``host_readings``, with the network figures."""
     hosts = dict.fromkeys(view.hosts)
-    columns = _columns(view.window.lines.get("host", ()), NETWORK_KEYS)
+    columns = Columns(view.window.lines.get("host", ()), NETWORK_KEYS)
     keys, which = _distinct(columns, "node")
     return _readings(columns, which, keys, {(host,): index for index, host in enumerate(hosts)})
 
 
 def probe_samples(view: View) -> ProbeSamples:
     """What the agents of the ranks' hosts reported about each other, hosts numbered in the order of ranks."""
-    columns = _columns(view.window.probes, SAMPLE_KEYS["probe"])
+    columns = Columns(view.window.probes, SAMPLE_KEYS["probe"])
     numbers: dict[object, int] = {host: number for number, host in enumerate(dict.fromkeys(view.hosts))}
     ends = [np.array([numbers.get(_name(host), -1) for host in columns[key]], np.intp) for key in ("node", "peer")]
-    wall_ns, sent, lost, rtt_us = (_numbers(columns[key]) for key in ("wall_ns", "sent", "lost", "rtt_us_p50"))
+    wall_ns, sent, lost, rtt_us = (columns.numbers(key) for key in ("wall_ns", "sent", "lost", "rtt_us_p50"))
     makes_sense = (sent > 0) & (lost >= 0) & (lost <= sent) & (wall_ns > 0) & ~(rtt_us < 0)
     keep = makes_sense & (ends[0] >= 0) & (ends[1] >= 0)
     return ProbeSamples(
@@ -608,7 +641,11 @@ def _process_readings(view: View) -> Readings:
 
 def gpu_readings(view: View) -> tuple[list[Gpu], Readings]:
     """The GPUs that the job's ranks use, with samples about a second apart."""
-    columns = _columns(view.window.lines.get("gpu", ()), SAMPLE_KEYS["gpu"])
+    return computed_once(view, "gpu_readings", _gpu_readings)
+
+
+def _gpu_readings(view: View) -> tuple[list[Gpu], Readings]:
+    columns = Columns(view.window.lines.get("gpu", ()), SAMPLE_KEYS["gpu"])
     keys, which = _distinct(columns, "node", "uuid", "index", "name")
     identities = _identities(view)
     used = gpus_in_use(identities, keys)
@@ -657,8 +694,12 @@ def at_steps(view: View, wall_ns: Floats) -> Floats:
     """[R, T]; times of each rank's own machine as step numbers, with fractions."""
     out = np.full_like(wall_ns, np.nan)
     steps = view.window.steps.astype(np.float64)
+    whole = len(steps) > 0 and not np.isnan(view.window.end_wall_ns).any()
     for row, index in enumerate(view.rows):
         ends = view.window.end_wall_ns[index]
+        if whole:
+            out[row] = np.interp(wall_ns[row], ends, steps)
+            continue
         there = ~np.isnan(ends)
         if there.any():
             # nan stays nan; times before the first and after the last step are clamped to them.
@@ -690,12 +731,12 @@ Samples = tuple[Columns, list[Key], NDArray[np.intp]]
 
 
 def _host_samples(window: Window) -> Samples:
-    columns = _columns(window.lines.get("host", ()), SAMPLE_KEYS["host"])
+    columns = Columns(window.lines.get("host", ()), SAMPLE_KEYS["host"])
     return columns, *_distinct(columns, "node")
 
 
 def _process_samples(window: Window) -> Samples:
-    columns = _columns(window.lines.get("process", ()), SAMPLE_KEYS["process"])
+    columns = Columns(window.lines.get("process", ()), SAMPLE_KEYS["process"])
     return columns, *_distinct(columns, "node", "pid")
 
 
@@ -703,41 +744,29 @@ def _identities(view: View) -> list[RankIdentity]:
     return [view.window.identities[index] for index in view.rows]
 
 
-def _columns(lines: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> Columns:
-    """Collect the keys of all lines.
-
-    Each line is read once: there may be a hundred thousand of them, far apart in memory.  No object per line is
-    created, which would keep the garbage collector busy for longer than everything else.
-    """
-    columns: dict[str, list[Any]] = {key: [] for key in keys}
-    adders = [(key, column.append) for key, column in columns.items()]
-    for line in lines:
-        get = line.get
-        for key, add in adders:
-            add(get(key))
-    return columns
-
-
 def _distinct(columns: Columns, *names: str) -> tuple[list[Key], NDArray[np.intp]]:
     """The distinct keys of the lines, and which one each line has; None for parts that are not a string or integer."""
-    which = np.zeros(len(columns[names[0]]), np.intp)
+    which: NDArray[np.intp] | None = None
     for name in names:
-        known: dict[object, int] = {}
         column = columns[name]
         if not set(map(type, column)) <= {str, int}:
             column = [_name(part) for part in column]
-        own = np.array([known.setdefault(part, len(known)) for part in column], np.intp)
-        which = np.unique(which * max(len(known), 1) + own, return_inverse=True)[1]
-    first = np.unique(which, return_index=True)[1]
-    return [tuple(_name(columns[name][at]) for name in names) for at in first], which
+        known = {part: number for number, part in enumerate(dict.fromkeys(column))}
+        own = np.fromiter(map(known.__getitem__, column), np.intp, len(column))
+        # Sorting takes longest: the numbers of the first name are dense without it.
+        which = own if which is None else np.unique(which * max(len(known), 1) + own, return_inverse=True)[1]
+    assert which is not None
+    first = np.zeros(int(which.max(initial=-1)) + 1, np.intp)
+    first[which[::-1]] = np.arange(len(which))[::-1]
+    return [tuple(_name(columns[name][at]) for name in names) for at in first.tolist()], which
 
 
 def _in_steady_steps_only(
     view: View, readings: Readings, rows: Sequence[Sequence[int]], *, far_apart: bool = False
 ) -> Readings:
     """Drop samples outside the steady steps of the ranks (``rows`` of the view, by owner)."""
-    wall_ns = _numbers(readings.columns["wall_ns"])[readings.order]
-    spans_s = _numbers(readings.columns["span_s"])[readings.order]
+    wall_ns = readings.columns.numbers("wall_ns")[readings.order]
+    spans_s = readings.columns.numbers("span_s")[readings.order]
     keep = np.zeros(len(wall_ns), np.bool_)
     by_owner = np.argsort(readings.owner, kind="stable")
     ends = np.cumsum(np.bincount(readings.owner, minlength=readings.count))
@@ -765,14 +794,17 @@ def _readings(
 ) -> Readings:
     """Sort by time, and drop lines without an owner.  ``count``: how many rows there are, if not one per owner."""
     owner = np.array([owners.get(key, -1) for key in keys], np.intp)[which]
-    order = np.argsort(_numbers(columns["wall_ns"]), kind="stable")
+    order = np.argsort(columns.numbers("wall_ns"), kind="stable")
     order = order[owner[order] >= 0]
     return Readings(count=len(owners) if count is None else count, owner=owner[order], order=order, columns=columns)
 
 
 def _numbers(values: Sequence[Any]) -> Floats:
     """Convert to an array, with nan for anything that is not a number."""
-    if set(map(type, values)) <= {float, int, NoneType}:
+    kinds = set(map(type, values))
+    if kinds <= {NoneType}:
+        return np.full(len(values), np.nan)
+    if kinds <= {float, int, NoneType}:
         try:
             column = np.array(values, np.float64)
         except OverflowError:

@@ -13,6 +13,7 @@ on either.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -470,10 +471,11 @@ class Window:
     @cached_property
     def lines(self) -> dict[object, list[dict[str, Any]]]:
         """The samples by kind."""
-        found: dict[object, list[dict[str, Any]]] = {}
+        found: dict[object, list[dict[str, Any]]] = defaultdict(list)
         for line in self.samples:
-            found.setdefault(line["kind"] if isinstance(line.get("kind"), str) else None, []).append(line)
-        return found
+            kind = line.get("kind")
+            found[kind if kind.__class__ is str else None].append(line)
+        return dict(found)
 
     @cached_property
     def rows_of_host(self) -> dict[object, list[int]]:

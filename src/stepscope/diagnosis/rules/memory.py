@@ -486,10 +486,11 @@ def _floors_of(facts: Mapping[str, Any], name: str) -> tuple[Floats, Floats, flo
 
     None while it is too early to tell: the first epoch fills caches of the data.
     """
-    raw, loader = facts.get("floors"), facts.get("loader")
+    raw = facts.get("floors")
     if not isinstance(raw, Mapping) or not raw.get(name) or len(raw[name]) != len(raw.get("step", ())):
         return None
     steps, values = np.array(raw["step"], np.float64), np.array(raw[name], np.float64) * FLOOR_UNIT
+    loader = facts.get("loader")
     begun, at = raw.get("epochs", 0), raw.get("epoch_steps", ())
     epoch, start_at = 0.0, float(thresholds.CREEP_FLOORS_STEPS)
     length = loader.get("length") if isinstance(loader, Mapping) else None

@@ -102,10 +102,12 @@ def find_no_exchange(view: View) -> list[Finding]:
     facts = [window.facts[row] for row in rows]
     grouped = all(window.identities[row].backend and window.identities[row].world_size > 1 for row in rows)
     split = all(facts_about(own, "loader").get("distributed_sampler") is True for own in facts)
+    if not grouped or not split:
+        return []
     exchanged_elsewhere = any(own.get(name) for own in facts for name in ("ddp", "fsdp", "mesh", "pipeline"))
     by_framework = any(OWN_EXCHANGE & set(frameworks_of(own)) for own in facts)
     exchanges = model_exchanges(view)
-    if not grouped or not split or exchanged_elsewhere or by_framework or exchanges is None or exchanges.any():
+    if exchanged_elsewhere or by_framework or exchanges is None or exchanges.any():
         return []
     return [
         Finding(
