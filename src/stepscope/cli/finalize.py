@@ -12,10 +12,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.output import progress_bar
-from stepscope.diagnosis.hysteresis import Change, Watched, evaluate
 from stepscope.errors import RunError, RunUnwritable
 from stepscope.page.assets import is_built
 from stepscope.records import run_clock
@@ -24,7 +23,6 @@ from stepscope.records.paths import ENV_HTML
 from stepscope.records.redaction import Redactor
 from stepscope.records.series import RunData
 from stepscope.records.text import say
-from stepscope.reports import render_text, summarize
 from stepscope.store.documents import TEAM_HUB, Destination, log_names, read_meta, remove_hub_file, save_summary
 from stepscope.store.live.logs import copy_rest
 from stepscope.store.liveness import clock_ahead_s, processes_alive, read_lease, sealing_barred
@@ -32,6 +30,9 @@ from stepscope.store.load import open_run
 from stepscope.store.locks import writing_barred
 from stepscope.store.paths import ARCHIVED, REPORT_FILE
 from stepscope.store.sealed.seal import needs_seal, seal
+
+if TYPE_CHECKING:
+    from stepscope.diagnosis.hysteresis import Change, Watched
 
 __all__ = ["finalize_run", "follow_run"]
 
@@ -63,9 +64,7 @@ def finalize_run(
     notice says so. A live run is left unchanged, and so is one that is recorded on another host or belongs to another
     user. Raises NotARun if the directory is not a run.
     """
-    from stepscope.store.sealed.parquet import one_database
-
-    with run_umask(run_dir), one_database():
+    with run_umask(run_dir):
         return _finalize(run_dir, end, color, width, quiet, html, redact=redact, made_here=made_here)
 
 
@@ -80,6 +79,8 @@ def _finalize(
     redact: bool,
     made_here: bool,
 ) -> tuple[dict[str, Any], str]:
+    from stepscope.store.sealed.parquet import one_database
+
     problems = []
     alive = processes_alive(run_dir)
     ahead = alive and clock_ahead_s(run_dir, read_meta(run_dir)) > 0
@@ -91,14 +92,18 @@ def _finalize(
     fresh = ours and needs_seal(run_dir)
     if ours and _ended_or_here(run_dir):
         copy_rest(run_dir)
-    if fresh:
-        try:
-            with progress_bar("sealing", None, quiet=quiet) as progress:
-                seal(run_dir, watched=read_lease(run_dir), progress=progress)
-        except RunError as error:
-            problems.append(f"Not sealed: {error}.")
-    with progress_bar("opening", None, quiet=quiet) as progress:
-        run = open_run(run_dir, progress=progress)
+    with one_database():
+        if fresh:
+            try:
+                with progress_bar("sealing", None, quiet=quiet) as progress:
+                    seal(run_dir, watched=read_lease(run_dir), progress=progress)
+            except RunError as error:
+                problems.append(f"Not sealed: {error}.")
+        with progress_bar("opening", None, quiet=quiet) as progress:
+            run = open_run(run_dir, progress=progress)
+    # Next to a job every megabyte counts, even at its end: the rules are loaded when the database is closed.
+    from stepscope.reports import render_text, summarize
+
     if run.meta.get("end") is None and end is not None:
         run = replace(run, meta={**run.meta, "end": dict(end)})
     summary = summarize(run, alive=alive, logs=log_names(run_dir))
@@ -129,6 +134,8 @@ def _save_summary(
     """
     usual = fresh and is_built() and run.meta.get("html") is not False and os.environ.get(ENV_HTML) != "0"
     copied = usual or requested or (run_dir / REPORT_FILE).is_file()
+    from stepscope.reports import render_text
+
     save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True, copied=copied))
     if usual or requested:
         # The hub's resources take a quarter of a second to load: import them only where they are used.
@@ -193,6 +200,8 @@ def follow_run(run_dir: Path) -> None:
     """Follow until the run is over or the user presses Ctrl-C."""
     watched: tuple[Watched, ...] = ()
     say(f"following {run_dir}; Ctrl-C stops following, not the run")
+    from stepscope.diagnosis.hysteresis import evaluate
+
     try:
         while processes_alive(run_dir):
             started_s = time.monotonic()
