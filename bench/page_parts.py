@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -45,7 +46,10 @@ def served(folder: Path) -> Iterator[Hub]:
     """``stepscope serve`` of a folder."""
     token = folder.parent / "reader-token"
     command = [sys.executable, "-m", "stepscope", "serve", str(folder), "--port", "0", "--token-file", str(token)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    environment = dict(os.environ)
+    # An installed package is compiled; the first start compiles a checkout, where that is not forbidden.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
     try:
         assert process.stdout is not None
         url = process.stdout.readline().split()[0]

@@ -341,6 +341,24 @@ def test_the_log_folds_its_past_and_loses_no_step_and_no_extreme() -> None:
     assert folded.steps.sum() == 1000
 
 
+def test_a_log_with_several_steps_per_bin_merges_steps_that_come_together() -> None:
+    random = np.random.default_rng(0)
+    values = np.sort(random.random((10, 8)).astype(np.float32), axis=1)
+    plain, log = DigestLog(room=64), DigestLog(room=64, steps_per_bin=4)
+    for step, own in enumerate(values):
+        plain.put(one_digest(step, own).bins())
+    log.extend(plain.bins(0, 9, 64))
+    log.put(one_digest(10, values[0]).bins())
+    bins = log.bins(0, 10, 64)
+    assert bins.first.tolist() == [0, 4, 8, 9, 10]
+    assert bins.last.tolist() == [3, 7, 8, 9, 10]
+    assert bins.steps.tolist() == [4, 4, 1, 1, 1]
+    assert bins.quantiles[:3, 0, -1].tolist() == [values[:4].max(), values[4:8].max(), values[8].max()]
+    assert bins.quantiles[0, 0, 0] == values[:4].min()
+    assert np.allclose(bins.mean[:2, 0], [values[:4].mean(), values[4:8].mean()])
+    assert bins.values[0, 0, 1] == values[:4].max()
+
+
 def one_digest(step: int, values: NDArray[np.float32]) -> StepDigest:
     quantiles = np.zeros((METRICS, 8), np.float32)
     quantiles[:2] = values

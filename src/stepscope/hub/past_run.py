@@ -44,7 +44,8 @@ def past_run(data: RunData, nodes: Mapping[str, str] | None = None, *, log_room:
     steps = max(LEAST_STEPS, min(newest + 1, KEPT_STEPS))
     planes = Planes(budget_bytes=PLANE_BYTES, most_steps=steps, room=max(1, len(current)))
     # A short run gets only the room it can use: its report is made while the job is ending.
-    digests = DigestLog(min(log_room, max(LEAST_ROOM, newest + 1)))
+    room = min(log_room, max(LEAST_ROOM, newest + 1))
+    digests = DigestLog(room, steps_per_bin=_steps_per_bin(newest + 1, room))
     live = LiveRun(name=data.name, meta=data.meta, planes=planes, digests=digests)
     live.received.most_of_node = sys.maxsize  # they are already thinned, evenly
     live.take_series(sorted(data.ranks, key=lambda series: (series.identity.attempt, series.rank)), nodes)
@@ -58,6 +59,14 @@ def past_run(data: RunData, nodes: Mapping[str, str] | None = None, *, log_room:
             live.received.put_records(file, own, node=node)
     live.tick()
     return live
+
+
+def _steps_per_bin(steps: int, room: int) -> int:
+    """Return a power of two; what still does not fit is folded, and the newest steps stay in bins of this size."""
+    found = 1
+    while steps > 2 * room * found:
+        found *= 2
+    return found
 
 
 def _by_node(

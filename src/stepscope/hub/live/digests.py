@@ -68,6 +68,8 @@ def device_width(planes: Planes) -> int:
 
 LOG_ROOM = 4096
 """Number of bins in the log."""
+JOINED_AT_ONCE = 4096
+"""Steps that are merged into bins at once: a few megabytes."""
 _WORK = 1
 _MIN, _MAX = QUANTILES.index(0.0), QUANTILES.index(1.0)
 
@@ -147,7 +149,12 @@ _NAMES = tuple(column.name for column in fields(Bins))
 class DigestLog:
     """Bins in order of steps, the newest last.  See the comment above for the layout."""
 
-    def __init__(self, room: int = LOG_ROOM) -> None:
+    def __init__(self, room: int = LOG_ROOM, *, steps_per_bin: int = 1) -> None:
+        """``steps_per_bin``: of steps that come many at a time, for a run whose length is known.
+
+        Otherwise a long run is folded a hundred times until it fits, which takes several times as long.
+        """
+        self._steps_per_bin = steps_per_bin
         self.count = 0
         """Bins in use."""
         self._bins = Bins.zeros(room, metrics=0, worst=WORST)
@@ -185,6 +192,17 @@ class DigestLog:
 
     def extend(self, block: Bins) -> None:
         """Add steps that come after all those in the log."""
+        if self._steps_per_bin == 1:
+            self._append(block)
+            return
+        whole = len(block) // self._steps_per_bin * self._steps_per_bin
+        groups = np.arange(whole).reshape(-1, self._steps_per_bin)
+        at_once = max(1, JOINED_AT_ONCE // self._steps_per_bin)
+        for first in range(0, len(groups), at_once):
+            self._append(_joined(block, groups[first : first + at_once]))
+        self._append(block.part(slice(whole, None)))
+
+    def _append(self, block: Bins) -> None:
         done = 0
         while done < len(block):
             if self.count == len(self._bins):
