@@ -4,9 +4,9 @@
     python bench/diagnosis.py --ranks 1024 --traffic        # with the collectives of a mesh, eight ranks wide
 
 One process writes the run, another reads it as ``stepscope report`` does and diagnoses it.  ``window`` aligns the
-steps, ``rules`` asks all families.  ``run`` is the memory of that process at its peak until it had read the run,
-``peak`` until the end.  With ``--traffic`` one process makes the run and diagnoses it, so its memory has all that
-making it took.
+steps, ``rules`` asks all families; ``CPU`` is the time of both, which hardly depends on other programs.  ``run`` is the
+memory of that process at its peak until it had read the run, ``peak`` until the end.  With ``--traffic`` one process
+makes the run and diagnoses it, so its memory has all that making it took.
 """
 
 from __future__ import annotations
@@ -64,20 +64,24 @@ def measure(folder: Path, ranks: int, steps: int, repeats: int, *, traffic: bool
 
     run = make(ranks, steps, traffic=True) if traffic else open_run(folder / RUN)
     held_mb = _peak_mb()
-    windows, rules = [], []
+    windows, rules, cpu = [], [], []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         window = build_window(run)
         built = time.perf_counter()
         found = diagnose(run, window)
         windows.append(built - began)
         rules.append(time.perf_counter() - built)
+        cpu.append(time.process_time() - cpu_began)
         del window
     if found[0].ranks != (ranks // 2,):
         raise SystemExit(f"wrong verdict: {found[0].title}")
     return {
         "window_s": statistics.median(windows),
         "rules_s": statistics.median(rules),
+        "cpu_s": statistics.median(cpu),
+        "least_cpu_s": min(cpu),
+        "most_cpu_s": max(cpu),
         "held_mb": held_mb,
         "peak_mb": _peak_mb(),
     }
@@ -103,7 +107,7 @@ def main() -> None:
     if args.one:
         print(json.dumps(measure(args.folder, args.one, args.steps, args.repeats, traffic=args.traffic)))
         return
-    print(f"{'ranks':>7} {'steps':>6} {'window':>9} {'rules':>9} {'together':>9} {'run':>9} {'peak':>9}")
+    print(f"{'ranks':>7} {'steps':>6} {'window':>9} {'rules':>9} {'together':>9} {'CPU':>19} {'run':>9} {'peak':>9}")
     for ranks in map(int, args.ranks.split(",")):
         with tempfile.TemporaryDirectory(prefix="stepscope-bench-") as folder:
             command = [sys.executable, __file__, "--one", str(ranks), "--steps", str(args.steps)]
@@ -112,11 +116,13 @@ def main() -> None:
                 subprocess.run([*command, "--write"], check=True, env=_environment())
             command += ["--repeats", str(args.repeats), *(["--traffic"] if args.traffic else [])]
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
-            one = json.loads(done.stdout)
-        together = one["window_s"] + one["rules_s"]
+            figures = json.loads(done.stdout)
+        together = figures["window_s"] + figures["rules_s"]
+        spread = f"({figures['least_cpu_s']:.2f}–{figures['most_cpu_s']:.2f})"
         print(
-            f"{ranks:>7,} {args.steps:>6,} {one['window_s']:>7.2f} s {one['rules_s']:>7.2f} s {together:>7.2f} s "
-            f"{one['held_mb']:>6.0f} MB {one['peak_mb']:>6.0f} MB"
+            f"{ranks:>7,} {args.steps:>6,} {figures['window_s']:>7.2f} s {figures['rules_s']:>7.2f} s "
+            f"{together:>7.2f} s {figures['cpu_s']:>5.2f} s {spread} "
+            f"{figures['held_mb']:>6.0f} MB {figures['peak_mb']:>6.0f} MB"
         )
 
 
