@@ -50,6 +50,8 @@ HUNG_S = 480.0
 """What ends a worker; ``timeout`` in pyproject.toml ends most tests long before."""
 ARM_EVERY_S = 60.0
 CLOCK_TICK_S = 0.02
+TOGETHER = {"page": 0, "repository": 1}
+"""Folders whose files one worker runs, as far as it gets."""
 GRACE_S = 5.0
 """How long a thread or process that is on its way out may take."""
 
@@ -112,12 +114,17 @@ def pytest_collection(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mix files that wait for the processes they start with files that compute, so that no core is idle at the end.
 
-    Those of the page come first and stay together, because each worker with one of them needs a browser.
+    Those of the page come first and stay together, because each worker with one of them needs a browser; then those of
+    the repository, because each worker with some of them parses all modules.
     """
     _leave_variants_to_soak(items)
     if hasattr(config, "workerinput"):
         items.sort(
-            key=lambda item: (item.path.parent.name != "page", zlib.crc32(item.path.name.encode()), item.path.parent)
+            key=lambda item: (
+                TOGETHER.get(item.path.parent.name, len(TOGETHER)),
+                zlib.crc32(item.path.name.encode()),
+                item.path.parent,
+            )
         )
 
 
@@ -139,16 +146,23 @@ _armed_s = -math.inf
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol() -> Iterator[object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[object]:
     """End a worker that a test hangs so that not even its timeout does: with all stacks, as pytest's own option.
 
     That starts and joins a thread for every test, which takes as long as a small test; this does so once a minute.
+
+    After each file, exclude everything that is left (loaded modules, caches) from garbage collection.  Otherwise tests
+    that collect garbage or walk all objects take longer and longer: six times as long at the end of a run.
     """
     global _armed_s
     if (now_s := time.monotonic()) > _armed_s + ARM_EVERY_S:
         _armed_s = now_s
         faulthandler.dump_traceback_later(HUNG_S, exit=True, file=_real_stderr())
-    return (yield)
+    result = yield
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return result
 
 
 @functools.cache
