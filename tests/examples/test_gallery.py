@@ -38,7 +38,7 @@ FAULTS = (
         phase="forward",
         text="check_features",
     ),
-    Fault(script="slow_loader", kind="input_bound", phase="input", text="Readings.__getitem__", quick=True),
+    Fault(script="slow_loader", kind="input_bound", phase="input", text="Readings.__getitem__"),
     Fault(
         script="slow_loader_one_rank",
         kind="input_straggler",

@@ -10,9 +10,9 @@ from typing import Any
 from stepscope.store.captures import read_captures, trace_sizes
 
 
-def test_a_job_is_captured_while_it_runs(commands: Any, job: Path, tmp_path: Path) -> None:
-    script = [job, "--steps", "100000", "--pause-ms", "20"]
-    running = commands.start("run", "--name", "job", "--quiet", "--nproc-per-node", "2", *script)
+def test_a_job_is_captured_while_it_runs(commands: Any, forked_ranks: Path, job: Path, tmp_path: Path) -> None:
+    script = [forked_ranks, "2", job, "--steps", "100000", "--pause-ms", "20"]
+    running = commands.start("run", "--name", "job", "--quiet", *script)
     run = tmp_path / "runs" / "job"
     deadline = time.monotonic() + 120.0
     while not (run / "hub.json").exists():

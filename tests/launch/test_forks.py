@@ -125,7 +125,7 @@ train(8)
 print("end", model.weight.sum().item())
 '''
 WAYS = ("loaders", "persistent", "processes", "pool", "exit", "quick exit", "grandchild", "inside a phase")
-FEW = ("loaders", "processes", "exit", "grandchild")
+FEW = ("loaders", "exit")
 ITSELF = "trains itself"
 
 

@@ -42,6 +42,7 @@ main()
 """
 
 
+@pytest.mark.soak  # near: what grows, and locals that no look keeps, in tests/recorder/test_growth.py
 def test_a_leaking_script_keeps_its_locals(run_stepscope: Callable[..., Any], script: Callable[..., Path]) -> None:
     recorded = run_stepscope("run", script(LEAKING))
     assert (recorded.code, recorded.stdout) == (44, "['lr'] 0.1\n")  # as on its own

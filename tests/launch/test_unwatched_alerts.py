@@ -52,6 +52,7 @@ raise OSError(28, "No space left on device")
 """
 
 
+@pytest.mark.soak  # near: what a full disk refused is written later, in tests/alerts/test_outbox.py
 @pytest.mark.faults
 def test_the_end_of_a_job_is_sent_although_the_disk_refused_it_first(
     run_stepscope: Callable[..., Any], tmp_path: Path

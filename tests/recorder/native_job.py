@@ -1,6 +1,7 @@
 """Jobs of all kinds in one process, for ``test_native_hooks.py``, which runs them with hooks in Python and in C.
 
 python native_job.py FOLDER    leaves FOLDER/NAME.RANK.json for each job: losses, and what was written to the ring
+python native_job.py FOLDER compiled    the job whose models are compiled, which takes longer than all others together
 """
 
 from __future__ import annotations
@@ -362,7 +363,7 @@ def distributed() -> list[float]:
 
 JOBS: tuple[Callable[[], list[float]], ...] = (
     plain, accumulated, several_optimizers, exceptions, nested, closures, workers, forked, threads, explicit_phases,
-    checkpointed, amp, transformer, copied, compiled, sampled, steps_marked_by_the_script,
+    checkpointed, amp, transformer, copied, sampled, steps_marked_by_the_script,
 )  # fmt: skip
 """The last changes what ends a step."""
 
@@ -398,7 +399,7 @@ def main() -> None:
         _leave("distributed", distributed)
         torch.distributed.destroy_process_group()
         return
-    for job in JOBS:
+    for job in (compiled,) if "compiled" in sys.argv else JOBS:
         _leave(job.__name__, job)
 
 

@@ -33,11 +33,13 @@ def steps_in(trace: dict[str, Any]) -> list[str]:
     return [event["name"] for event in trace["traceEvents"] if event.get("name", "").startswith("ProfilerStep#")]
 
 
+@pytest.mark.soak  # near: two ranks in tests/launch/test_captures.py; losses and workers in test_captures.py
 @pytest.mark.ranks
-def test_two_ranks_and_workers(run_stepscope: Callable[..., Completed], run_python: Callable[..., Completed]) -> None:
-    ranks = ("--nproc-per-node", "2")
-    bare = run_python("-m", "torch.distributed.run", "--standalone", *ranks, JOB)
-    done = run_stepscope("run", "--profile", f"{WHEN},ranks=all", *ranks, JOB)
+def test_two_ranks_and_workers(
+    run_stepscope: Callable[..., Completed], run_python: Callable[..., Completed], forked_ranks: Path
+) -> None:
+    bare = run_python(forked_ranks, "2", JOB)
+    done = run_stepscope("run", "--profile", f"{WHEN},ranks=all", forked_ranks, "2", JOB)
     assert losses(done) == losses(bare)
     assert done.run_dir is not None
     traces = traces_of(done.run_dir)
@@ -50,6 +52,7 @@ def test_two_ranks_and_workers(run_stepscope: Callable[..., Completed], run_pyth
         assert [step for step, flag in enumerate(flags) if flag & FLAG_CAPTURED] == list(range(7, 16))
 
 
+@pytest.mark.soak  # near: the same in one process that only seems to compile, and forks, in test_captures.py
 def test_compiling_is_not_captured_and_a_forked_child_ends_as_usual(
     run_stepscope: Callable[..., Completed], run_python: Callable[..., Completed]
 ) -> None:

@@ -34,8 +34,7 @@ from stepscope.ring.layout import CODE_MASK, DATA, ENTER, MIN_CAPACITY
 from tests.conftest import Commands
 
 JOB = Path(__file__).with_name("native_job.py")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-JOBS = 18
+JOBS = 17
 MODES = ("0", "1")
 
 Call = Callable[..., Any]
@@ -96,21 +95,28 @@ def _words(ledger: Any, begin: int = 2) -> list[int]:
 
 
 def test_jobs_of_all_kinds_are_recorded_alike(module: Any, commands: Commands, tmp_path: Path) -> None:
-    _compare_modes(commands, tmp_path, JOBS, sys.executable)
+    _compare_modes(commands, tmp_path, JOBS, JOB)
+
+
+@pytest.mark.soak  # near: jobs of all other kinds, above
+def test_compiled_jobs_are_recorded_alike(module: Any, commands: Commands, tmp_path: Path) -> None:
+    _compare_modes(commands, tmp_path, 1, JOB, words=("compiled",))
 
 
 @pytest.mark.ranks
-def test_ranks_are_recorded_alike(module: Any, commands: Commands, tmp_path: Path) -> None:
-    _compare_modes(commands, tmp_path, 2, *TORCHRUN)
+def test_ranks_are_recorded_alike(module: Any, commands: Commands, forked_ranks: Path, tmp_path: Path) -> None:
+    _compare_modes(commands, tmp_path, 2, forked_ranks, "2", JOB)
 
 
-def _compare_modes(commands: Commands, folder: Path, count: int, *interpreter: str) -> None:
+def _compare_modes(
+    commands: Commands, folder: Path, count: int, *command: str | Path, words: tuple[str, ...] = ()
+) -> None:
     """Run the jobs with hooks in Python and in C, at the same time."""
     started = []
     for mode in MODES:
         (folder / mode).mkdir()
-        command = ("run", "--quiet", "--layers", "off", "--name", mode, "--", *interpreter, JOB, folder / mode)
-        started.append(commands.start(*command, env={ENV_C_HOOKS: mode}))
+        options = ("--quiet", "--layers", "off", "--name", mode)
+        started.append(commands.start("run", *options, *command, folder / mode, *words, env={ENV_C_HOOKS: mode}))
     for process in started:
         done = commands.finish(process, timeout_s=240)
         assert done.code == 0, done.stderr
