@@ -442,17 +442,27 @@ def _descendants() -> Iterator[psutil.Process]:
 
 
 def _children_of(pid: int) -> list[int]:
-    """Each thread has its own."""
+    """Each thread has its own.  Read twice in every test, hence without pathlib, which takes four times as long."""
     found: list[int] = []
     try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        with os.scandir(f"/proc/{pid}/task") as threads:
+            names = [thread.path for thread in threads]
     except OSError:
         return found
-    for thread in threads:
+    for name in names:
         try:
-            found += map(int, (thread / "children").read_bytes().split())
+            file = os.open(f"{name}/children", os.O_RDONLY)
         except OSError:
             continue
+        try:
+            pids = b""
+            while part := os.read(file, 1 << 16):
+                pids += part
+            found += map(int, pids.split())
+        except OSError:
+            continue
+        finally:
+            os.close(file)
     return found
 
 
