@@ -151,8 +151,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
     That starts and joins a thread for every test, which takes as long as a small test; this does so once a minute.
 
-    After each file, exclude everything that is left (loaded modules, caches) from garbage collection.  Otherwise tests
-    that collect garbage or walk all objects take longer and longer: six times as long at the end of a run.
+    After each file, exclude everything that is left (loaded modules, caches) from garbage collection: a test that
+    collects garbage should not visit what earlier files left.
     """
     global _armed_s
     if (now_s := time.monotonic()) > _armed_s + ARM_EVERY_S:
