@@ -173,6 +173,7 @@ def _real_stderr() -> int:
 
 def pytest_unconfigure() -> None:
     faulthandler.cancel_dump_traceback_later()
+    gc.unfreeze()  # or DuckDB's binding reports all that is left as leaked
 
 
 def pytest_collection_finish() -> None:
