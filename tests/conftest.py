@@ -160,9 +160,15 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         faulthandler.dump_traceback_later(HUNG_S, exit=True, file=_real_stderr())
     result = yield
     if nextitem is not None and nextitem.path != item.path:
-        gc.collect()
         gc.freeze()
     return result
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_this_file() -> Iterator[None]:
+    """Collect it while its last test is torn down: what that raises is reported there, not in the next file."""
+    yield
+    gc.collect()
 
 
 @functools.cache

@@ -107,7 +107,7 @@ def test_metrics_notes_samples_and_events(night: stepscope.Run) -> None:
     assert len(night.collectives()) == 0
 
 
-def test_list(night: stepscope.Run) -> None:
+def test_sql(night: stepscope.Run) -> None:
     slowest = night.sql("SELECT rank, max(input_ns) AS most FROM steps GROUP BY rank ORDER BY most DESC LIMIT 1")
     assert slowest["rank"].tolist() == [1]
     mixed = night.sql("SELECT * FROM (VALUES (1, 'a', true, [1, 2]), (NULL, NULL, NULL, NULL)) AS t(n, s, b, l)")

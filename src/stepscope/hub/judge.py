@@ -257,8 +257,9 @@ class RunJudge:
 
 
 def _capture_settings(environ: Mapping[str, str]) -> CaptureSettings:
+    unloads_cupti = environ.get(TEARDOWN_CUPTI) == "1"
     try:
-        return capture_settings(environ.get(ENV_CAPTURE, ""), unloads_cupti=environ.get(TEARDOWN_CUPTI) == "1")
+        return capture_settings(environ.get(ENV_CAPTURE, ""), unloads_cupti=unloads_cupti)
     except UsageError as error:
         say(f"{ENV_CAPTURE}: {error}; the default applies")
-        return CaptureSettings()
+        return capture_settings("", unloads_cupti=unloads_cupti)

@@ -40,12 +40,14 @@ def past_run(data: RunData, nodes: Mapping[str, str] | None = None, *, log_room:
     """
     nodes = {} if nodes is None else nodes
     current = last_attempt(data.ranks)
-    newest = max((int(series.steps["step"][-1]) for series in current if len(series.steps)), default=0)
+    recorded = [series.steps["step"] for series in current if len(series.steps)]
+    newest = max((int(steps[-1]) for steps in recorded), default=0)
+    oldest = min((int(steps[0]) for steps in recorded), default=0)
     steps = max(LEAST_STEPS, min(newest + 1, KEPT_STEPS))
     planes = Planes(budget_bytes=PLANE_BYTES, most_steps=steps, room=max(1, len(current)))
     # A short run gets only the room it can use: its report is made while the job is ending.
     room = min(log_room, max(LEAST_ROOM, newest + 1))
-    digests = DigestLog(room, steps_per_bin=_steps_per_bin(newest + 1, room))
+    digests = DigestLog(room, steps_per_bin=_steps_per_bin(newest - oldest + 1, room))
     live = LiveRun(name=data.name, meta=data.meta, planes=planes, digests=digests)
     live.received.most_of_node = sys.maxsize  # they are already thinned, evenly
     live.take_series(sorted(data.ranks, key=lambda series: (series.identity.attempt, series.rank)), nodes)

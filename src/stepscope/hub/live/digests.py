@@ -55,7 +55,8 @@ def device_width(planes: Planes) -> int:
 
 
 # -- digest log -------------------------------------------------------------------------------------------------------
-# The digests of a whole attempt in bounded memory: the newest step by step, the past in bins.
+# The digests of a whole attempt in bounded memory: the newest step by step (of a long run that is over, in bins of
+# ``steps_per_bin``), the past in bins.
 #
 # When the log is full, pairs in its older half are merged, so that older steps are kept more coarsely (bins of 2, 4, 8
 # … steps).  A bin has the minimum, maximum and mean over its steps, averages for the other quantiles, and the worst
