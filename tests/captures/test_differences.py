@@ -231,6 +231,21 @@ def test_what_is_spread_over_everything_is_a_slower_processor() -> None:
     )
 
 
+def test_a_layer_that_is_all_of_backward_says_no_more_than_backward() -> None:
+    """A backbone beside a small head on a rank that is slow everywhere, and one that is large on the slow rank only."""
+    names = [f"aten::op{number}" for number in range(10)]
+
+    def rank_of(rank: int, times_as_long: float, backbone_ms: float) -> RankTimes:
+        parts = [piece(name, 3.0 * times_as_long, 8) for name in names]
+        phase = piece("backward", 30.0 * times_as_long, 3, what="phase")
+        return times(rank, 36.0 * times_as_long, phase, piece("Sequential_0", backbone_ms, 4, what="layer"), *parts)
+
+    uniform = differences_of([rank_of(0, 1.0, 29.5), rank_of(1, 2.0, 59.0)])[0]
+    assert uniform.what == "phase"
+    assert "everywhere" in uniform.text
+    assert differences_of([rank_of(0, 1.0, 10.0), rank_of(1, 2.0, 59.0)])[0].name == "Sequential_0"
+
+
 def test_small_differences_and_single_steps_are_chance() -> None:
     assert differences_of([times(0, 50.0), times(1, 54.9)]) == ()
     assert differences_of([times(0, 50.0)]) == ()

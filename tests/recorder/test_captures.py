@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepscope.recorder import guard
 from stepscope.recorder.capture.captures import CaptureLimits, Captures
 from stepscope.recorder.capture.labels import Labels
-from stepscope.recorder.capture.profiler import TorchProfiler
+from stepscope.recorder.capture.profiler import TorchProfiler, danger_of_unloading
 from stepscope.records.capture import CaptureOrder, CaptureReport
 from stepscope.records.dataclass_json import decoded, encoded
 from stepscope.records.paths import CAPTURE_SUFFIX, CAPTURED_SUFFIX, ENV_NVTX, ENV_PROFILE, TRACE_SUFFIX
@@ -386,6 +386,23 @@ def test_too_long_no_room_and_too_large(job: Job) -> None:
     assert gives_up(job, id="d").startswith("there is no room for about")
 
 
+@pytest.mark.parametrize(
+    ("cuda", "unloads", "dangerous"),
+    [
+        ("12.4", "1", True),
+        ("11.8", "1", True),
+        ("12.4", "0", False),
+        ("12.6", "1", False),
+        ("13.0", "1", False),
+        (None, "1", False),
+    ],
+)
+def test_where_unloading_cupti_is_dangerous(cuda: str | None, unloads: str, dangerous: bool) -> None:
+    danger = danger_of_unloading(cuda, {"TEARDOWN_CUPTI": unloads})
+    assert danger == (f"CUDA {cuda} with TEARDOWN_CUPTI=1 can end a process that uses CUDA graphs" if dangerous else "")
+    assert danger_of_unloading(cuda, {}) == ""
+
+
 class FailingProfiler(TorchProfiler):
     """Raises in one of its methods, after torch has done what it was to do."""
 
@@ -740,6 +757,28 @@ def test_nvtx_ranges_for_nsight(sampled_job: Job) -> None:
     ]
     assert set(range(begin + 11)) <= set(ended)
     assert len(ended) == len(set(ended))
+
+    exits: list[int] = []
+
+    class Forks(torch.autograd.Function):
+        """In backward, where a range is open; the child may not end it."""
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            before = len(ended)
+            child = os.fork()
+            if child == 0:
+                sampled_job.recording.recorder.forget()
+                os._exit(len(ended) - before)
+            exits.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            return gradients[0]
+
+    sampled_job.model(Forks.apply(torch.randn(4, 8, requires_grad=True))).sum().backward()
+    assert exits == [0]
 
 
 def test_nvtx_ranges_of_backward_follow_each_other_and_end_where_backward_fails(sampled_job: Job) -> None:

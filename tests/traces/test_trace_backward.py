@@ -239,6 +239,18 @@ def test_ranges_of_layers_in_backward_for_nsight() -> None:
     ]
 
 
+def test_a_recording_that_begins_in_backward_has_each_labeled_layer_once() -> None:
+    made = MadeTrace()
+    made.annotation("stepscope.layer layers.0.mlp backward", 0, 20, tid=9)
+    made.annotation("stepscope.layer layers.0", 100, 50)
+    made.annotation("stepscope.layer layers.0.mlp", 110, 30)
+    made.annotation("stepscope.layer layers.0.mlp backward", 200, 20, tid=9)
+    assert table_rows(made.trace()) == [
+        ("layers.0", "layer", 0, 1, 50_000, 40_000, 0, 0),
+        ("layers.0/mlp", "layer", 1, 1, 30_000, 40_000, 0, 0),
+    ]
+
+
 def test_a_second_backward_belongs_to_the_first_forward() -> None:
     """With ``create_graph``, autograd's operators make nodes themselves."""
     made = MadeTrace()

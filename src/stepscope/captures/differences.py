@@ -10,7 +10,7 @@ With the baseline of the run, an earlier capture, a rank is compared with itself
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -122,6 +122,7 @@ def _explained(pair: _Pair) -> list[Difference]:
     explaining = [piece for piece in slow.pieces if more_ns(piece) >= thresholds.CAPTURE_EXPLAINS * extra_ns]
     # The function that makes the step is around everything, and says nothing.
     explaining = [piece for piece in explaining if piece.phase or piece.what == "kernel" or not _is_whole(piece, slow)]
+    explaining = [piece for piece in explaining if not _is_whole_phase(piece, of_peer, peer)]
     found: list[Difference] = []
     decisive = max(explaining, key=lambda piece: (piece.depth, more_ns(piece)), default=None)
     if decisive is not None:
@@ -184,6 +185,15 @@ def _is_whole(piece: Piece, slow: RankTimes) -> bool:
         and piece.work_ns >= thresholds.CAPTURE_WHOLE_SHARE * slow.work_ns
         and piece.own_ns < thresholds.CAPTURE_EXPLAINS * piece.work_ns
     )
+
+
+def _is_whole_phase(piece: Piece, of_peer: Mapping[Key, Piece], peer: RankTimes) -> bool:
+    """Whether it is a layer in which the other rank, too, spends nearly all of the phase: it says no more than that."""
+    other = of_peer.get(_key(piece))
+    if piece.what != "layer" or other is None:
+        return False
+    phase_ns = sum(each.work_ns for each in peer.pieces if each.what == "phase" and each.phase == piece.phase)
+    return 0 < phase_ns * thresholds.CAPTURE_WHOLE_SHARE <= other.work_ns
 
 
 def _difference(piece: Piece, other: Piece | None, pair: _Pair, extra_ns: int) -> Difference:

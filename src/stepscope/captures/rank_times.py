@@ -331,14 +331,14 @@ def _layer_pieces(
     total_ns = with_inner(own_ns, modules.parent)
     engine = np.unique(window.host.backward_op[rows])
     engine = engine[engine >= 0]
-    calls = with_inner(np.bincount(modules.of[engine][modules.of[engine] >= 0], minlength=count), modules.parent)
     # Between the phase and the operators.
     phases = [
         window.calls.depth[row]
         for row in _phase_rows(window)[0].tolist()
         if texts[int(window.trace.slices.name[row])] == "backward"
     ]
-    depth = max([*phases, int(window.calls.depth[engine].min(initial=0)) - 1]) + 0.25
+    outermost = int(window.calls.depth[engine].min()) if len(engine) else 0
+    depth = max([*phases, outermost - 1]) + 0.25
     found: dict[str, Piece] = {}
     for node, names in enumerate(layers.names):
         if not names or not total_ns[node] or modules.kind[node] == COMPILED_REGION:
@@ -353,7 +353,7 @@ def _layer_pieces(
             depth=depth + len(names) / IN_KERNEL,
             work_ns=int(total_ns[node]) // steps + (same.work_ns if same else 0),
             own_ns=int(own_ns[node]) // steps + (same.own_ns if same else 0),
-            calls=int(calls[node]) + (same.calls if same else 0),
+            calls=int(modules.calls[node]) + (same.calls if same else 0),
         )
     return list(found.values())
 

@@ -198,10 +198,10 @@ READING_SHARE = 0.2
 
 def follow_run(run_dir: Path) -> None:
     """Follow until the run is over or the user presses Ctrl-C."""
-    watched: tuple[Watched, ...] = ()
-    say(f"following {run_dir}; Ctrl-C stops following, not the run")
     from stepscope.diagnosis.hysteresis import evaluate
 
+    watched: tuple[Watched, ...] = ()
+    say(f"following {run_dir}; Ctrl-C stops following, not the run")
     try:
         while processes_alive(run_dir):
             started_s = time.monotonic()

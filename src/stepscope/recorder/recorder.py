@@ -132,7 +132,7 @@ SLOW_TIMES = 3
 """A step is slow if it takes so many times the mean of the last stretch of …"""
 SLOW_STEPS = 16
 """… at least so many steps."""
-COMPILATION_NS = 30_000_000
+COMPILATION_NS = 15_000_000
 """A step in which something is compiled takes longer than this.  Once code has been compiled, every step is checked for
 more, unless steps are so short that this one would be slow, and slow steps are checked anyway."""
 LONG_ANYWAY = FLAG_SAMPLED | FLAG_EPOCH_START | FLAG_CAPTURED
@@ -389,12 +389,13 @@ class Recorder:
             self.stacks.forget()
         if self.server is not None:
             self.server.forget()
+        # First the labels: the layers would end a range of the parent.
+        if self.captures is not None:
+            self.captures.forget()
         if self.layers is not None:
             self.layers.forget()
         if self.trail is not None:
             self.trail.forget()
-        if self.captures is not None:
-            self.captures.forget()
         for forget in self._forgetting:
             forget()
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.recorder.capture.labels import Labels
-from stepscope.recorder.capture.profiler import ProfilerUse, TorchProfiler
+from stepscope.recorder.capture.profiler import ProfilerUse, TorchProfiler, danger_of_unloading
 from stepscope.recorder.guard import Patches, failsafe, immortal, warn
 from stepscope.recorder.ledger import Ledger
 from stepscope.recorder.requests import RequestWord
@@ -40,7 +40,13 @@ from stepscope.records.capture import CaptureOrder, CaptureReport, CaptureSchedu
 from stepscope.records.dataclass_json import decoded, encoded
 from stepscope.records.files import open_file
 from stepscope.records.identity import RankIdentity
-from stepscope.records.paths import CAPTURE_SUFFIX, CAPTURED_SUFFIX, ENV_NVTX, ENV_PROFILE, TRACE_SUFFIX
+from stepscope.records.paths import (
+    CAPTURE_SUFFIX,
+    CAPTURED_SUFFIX,
+    ENV_NVTX,
+    ENV_PROFILE,
+    TRACE_SUFFIX,
+)
 from stepscope.records.steps import FLAG_CAPTURED
 from stepscope.ring import RingWriter
 
@@ -306,6 +312,8 @@ class Captures:
             return f"less than {self.limits.least_room >> 20} MiB are free in {self._path('').parent}"
         if self._path(TRACE_SUFFIX).exists():
             return "the trace of the capture before it has not been collected"
+        if current.order.reason == "finding" and self._who.device == "cuda":
+            return danger_of_unloading(self._torch.version.cuda, os.environ)
         return ""
 
     def _prepare(self, current: _Capture) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -20,8 +21,9 @@ from typing import Any
 
 from stepscope.recorder.guard import Patches, failsafe
 from stepscope.records.capture import CaptureOrder
+from stepscope.records.paths import TEARDOWN_CUPTI
 
-__all__ = ["ProfilerUse", "TorchProfiler"]
+__all__ = ["ProfilerUse", "TorchProfiler", "danger_of_unloading"]
 
 METADATA = "stepscope"
 """The key of a trace's top level under which a capture describes itself."""
@@ -30,6 +32,21 @@ NEEDED = ("_prepare_trace", "_start_trace", "__exit__")
 begin and end."""
 OTHERS = (("profiler", "emit_nvtx"), ("profiler", "emit_itt"), ("profiler_legacy", "profile"))
 """Classes in modules of ``torch.autograd`` that use the profiler in other ways, from their ``__enter__`` on."""
+
+UNLOADS_SAFELY_SINCE = (12, 6)
+"""A version of CUDA."""
+
+
+def danger_of_unloading(cuda: str | None, environ: Mapping[str, str]) -> str:
+    """Why a capture that nobody ordered must not unload CUPTI with this version of CUDA; empty: nothing."""
+    version = re.match(r"(\d+)\.(\d+)", cuda or "")
+    if (
+        version is None
+        or environ.get(TEARDOWN_CUPTI) != "1"
+        or tuple(map(int, version.groups())) >= UNLOADS_SAFELY_SINCE
+    ):
+        return ""
+    return f"CUDA {cuda} with {TEARDOWN_CUPTI}=1 can end a process that uses CUDA graphs"
 
 
 class TorchProfiler:

@@ -249,6 +249,7 @@ class _Tree:
         self.name: list[str] = []
         self.kind: list[str] = []
         self.full_name: list[str] = []
+        self.by_full_name: dict[str, int] = {}
 
     def node(self, parent: int, name: str, kind: str, full_name: str = "") -> int:
         at = self.known.setdefault((parent, name), len(self.parent))
@@ -257,6 +258,7 @@ class _Tree:
             self.name.append(name)
             self.kind.append(kind)
             self.full_name.append(full_name or name)
+            self.by_full_name.setdefault(full_name or name, at)
         return at
 
     def child_nearby(self, node: int, name: str) -> int | None:
@@ -320,9 +322,17 @@ def _is_layer_label(name: str) -> bool:
     return name.startswith(LAYER_LABEL)
 
 
+def _is_backward_label(name: str) -> bool:
+    return _is_layer_label(name) and name.endswith(BACKWARD_END)
+
+
 def _from_calls(window: Window, rows: Rows, tree: _Tree, own: NDArray[np.int32]) -> Rows:
     """Fill ``own`` for calls, labels and regions; return those that belong to backward."""
     host, slices, strings = window.host, window.trace.slices, window.trace.strings
+    # Labels of backward, and what is in them, after those of forward: a recording may begin in backward.
+    labels = rows[window.trace.names_where(_is_backward_label)[slices.name[rows]]]
+    late = window.calls.nearest(host.mask(labels))[rows] >= 0
+    rows = np.concatenate([rows[~late], rows[late]])
     mask = host.mask(rows)
     nearest, holder = window.calls.nearest(mask), window.calls.holder(mask)[rows]
     depth = padded(window.calls.depth)
@@ -356,9 +366,8 @@ def _from_calls(window: Window, rows: Rows, tree: _Tree, own: NDArray[np.int32])
 
 def _labeled_node(tree: _Tree, full_name: str) -> int:
     """Return the node of a label in forward, or a new one."""
-    if full_name in tree.full_name:
-        return tree.full_name.index(full_name)
-    return tree.node(-1, full_name, LABELED)
+    known = tree.by_full_name.get(full_name)
+    return tree.node(-1, full_name, LABELED) if known is None else known
 
 
 def _named_module(name: str) -> tuple[str, str]:
