@@ -276,6 +276,35 @@ def test_what_torch_s_server_keeps_of_its_answers_is_no_leak_of_the_job() -> Non
     assert [finding.kind for finding in found(with_samples(cluster, **grows))] == ["memory_creep"]
 
 
+FREED = {"malloc_free": {"step": [10, 60, 99], "bytes": [50 * 16, 300 * 16, 495 * 16]}}
+"""5 MiB more a step."""
+
+
+@pytest.mark.parametrize(("grows", "expected"), [(5.0, None), (8.0, 3.0), (25.0, 20.0)])
+def test_what_the_c_library_keeps_of_freed_memory_is_no_leak(grows: float, expected: float | None) -> None:
+    run = with_samples(Cluster(ranks=2, steps=100, phases_ms=SECOND), rss_mb=lambda _, at: 1000 + grows * at)
+    assert [finding.kind for finding in found(run)] == ["memory_creep"]
+    for rank in run.ranks:
+        rank.facts.update(FREED)
+    left = [finding.evidence["bytes_per_step"] for finding in found(run)]
+    assert left == ([pytest.approx(expected * MIB, rel=0.1)] if expected else [])
+
+
+def test_an_allocator_that_keeps_ever_more_is_reported_as_such() -> None:
+    run = with_samples(Cluster(ranks=1, steps=100, phases_ms=SECOND), rss_mb=lambda _, at: 1000 + 30.0 * at)
+    run.ranks[0].facts.update({"malloc_free": {"step": [0, 99], "bytes": [0, 2_970 * 16]}})
+    (creep,) = found(run)
+    assert creep.advice[0].startswith("Most of it was freed, but the C library keeps it (")
+    assert creep.evidence["bytes_per_step"] == pytest.approx(30 * MIB, rel=0.1)
+
+
+def test_memory_that_is_taken_from_what_was_kept_is_no_growth() -> None:
+    """The process uses more, but it was never given back to the system."""
+    run = with_samples(Cluster(ranks=1, steps=100, phases_ms=SECOND), rss_mb=lambda _, at: 3000 + 0.0 * at)
+    run.ranks[0].facts.update({"malloc_free": {"step": [10, 99], "bytes": [2_000 * 16, 0]}})
+    assert found(run) == []
+
+
 def test_two_samples_and_short_runs_say_nothing() -> None:
     short = Cluster(ranks=1, steps=30, phases_ms={"forward": 20.0, "backward": 40.0})
     assert found(with_samples(short, rss_mb=lambda _, at: 400 + 2000 * at, first_s=0.4)) == []
@@ -522,6 +551,16 @@ def test_the_first_epoch_is_awaited_if_it_is_short_enough() -> None:
     assert long_rise(recorded)
     assert long_rise({**recorded, "loader": {"length": 1_000_000}})
     assert not long_rise({**recorded, "loader": {"length": 10_000}})
+
+
+def test_floors_are_without_what_the_c_library_keeps() -> None:
+    recorded = floors_of(lambda step: BASE + 120_000 * step, steps=8_000, epoch=0)
+    unit = 1 << 16
+    free = {"malloc_free": {"step": [0, 8_000], "bytes": [0, 120_000 * 8_000 // unit]}}
+    assert long_rise(recorded)
+    assert not long_rise({**recorded, **free})
+    device = floors_of(lambda step: BASE + 120_000 * step, steps=8_000, epoch=0, device=True)
+    assert long_rise({**device, **free}, "device")
 
 
 @pytest.mark.parametrize("raw", [{}, {"step": [1, 2], "host": [1]}, {"step": [3] * 20, "host": [1] * 20}])

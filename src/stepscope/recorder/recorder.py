@@ -807,7 +807,7 @@ class Recorder:
             snapshots.stop()
 
     def _check_growth(self, step: int) -> None:
-        self._growth.floors.world_size = self.identity.world_size
+        self._growth.floors.world_size = self._growth.malloc_free.world_size = self.identity.world_size
         found = self._growth.check(step)
         if self._growth.counted:
             self.flags |= FLAG_SAMPLED  # the time that it took is in the step that begins

@@ -54,6 +54,10 @@ MEMORY_CREEP_ADVICE = {
         "Pad or bucket batches to a few shapes; torch.cuda.empty_cache() costs time and is not a fix.",
     ),
 }
+FREE_IN_MALLOC = (
+    "Most of it was freed, but the C library keeps it ({size}): with MALLOC_MMAP_THRESHOLD_=131072 in the environment, "
+    "or with jemalloc, more of it is returned to the system."
+)
 FRAGMENTATION_ADVICE = (
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets the allocator grow its blocks instead of adding new ones.",
     "Pad or bucket batches to a few shapes, the largest first; torch.cuda.empty_cache() costs time and is not a fix.",
@@ -330,8 +334,8 @@ class LongRise:
     """[R]; steps of an epoch; 0 or nan if unknown."""
 
 
-FLOOR_UNIT = 1 << 16
-"""Bytes in which recorders tell their floors (``recorder/layers/growth.py``)."""
+FACT_UNIT = 1 << 16
+"""Bytes in which recorders publish memory (``recorder/layers/growth.py``, ``malloc_free.py``)."""
 
 
 def rise_of_steps(values: Floats, steps: NDArray[np.int64], begin: int, comparisons: int) -> Rise:
@@ -457,6 +461,8 @@ def rise_of_floors(facts: Sequence[Mapping[str, Any]], name: str, comparisons: i
         if known is None:
             continue
         steps, values, epoch = known
+        if name == "host":
+            values = values - _harmless(own, steps)
         rise = _rise_of_blocks(
             values[None], steps[None], steps, len(steps), comparisons, np.inf, thresholds.CREEP_FLOORS_DRIFT_T
         )
@@ -489,7 +495,7 @@ def _floors_of(facts: Mapping[str, Any], name: str) -> tuple[Floats, Floats, flo
     raw = facts.get("floors")
     if not isinstance(raw, Mapping) or not raw.get(name) or len(raw[name]) != len(raw.get("step", ())):
         return None
-    steps, values = np.array(raw["step"], np.float64), np.array(raw[name], np.float64) * FLOOR_UNIT
+    steps, values = np.array(raw["step"], np.float64), np.array(raw[name], np.float64) * FACT_UNIT
     loader = facts.get("loader")
     begun, at = raw.get("epochs", 0), raw.get("epoch_steps", ())
     epoch, start_at = 0.0, float(thresholds.CREEP_FLOORS_STEPS)
@@ -504,6 +510,25 @@ def _floors_of(facts: Mapping[str, Any], name: str) -> tuple[Floats, Floats, flo
     if early or len(steps) - start < thresholds.CREEP_SAMPLES or not (np.diff(steps) > 0).all():
         return None
     return steps[start:], values[start:], epoch
+
+
+def _harmless(facts: Mapping[str, Any], steps: Floats) -> Floats:
+    """What the C library kept of freed memory at these steps, in bytes, unless it has come to keep very much more."""
+    free = _malloc_free(facts, steps)
+    first, most = _malloc_free(facts, np.array([0.0, np.inf]))
+    return free if most - first < thresholds.CREEP_FREE_BYTES else np.zeros_like(free)
+
+
+def _malloc_free(facts: Mapping[str, Any], steps: Floats) -> Floats:
+    """The most that the C library kept of freed memory until these steps, in bytes; zeros if that is not known.
+
+    The most, since memory that the process takes from there does not make it grow.
+    """
+    raw = facts.get("malloc_free")
+    if not isinstance(raw, Mapping) or not raw.get("bytes") or len(raw["bytes"]) != len(raw.get("step", ())):
+        return np.zeros_like(steps)
+    most = np.maximum.accumulate(np.array(raw["bytes"], np.float64)) * FACT_UNIT
+    return np.asarray(np.interp(steps, raw["step"], most), np.float64)
 
 
 def _rise_of_few_samples(at: Floats, values: Floats) -> Rise:
@@ -640,14 +665,17 @@ def _begin(view: View) -> int:
 def _resident(view: View, comparisons: int) -> tuple[Rise, Floats]:
     """Growth of the processes' memory without what is not the job's own, and the most of what is not.
 
-    That is the pages of mapped files, which the kernel may drop, and what torch's worker server keeps of its answers to
-    the agent (``agent/flight_reader.py``), which is bounded.
+    That is the pages of mapped files, which the kernel may drop; what torch's worker server keeps of its answers to the
+    agent (``agent/flight_reader.py``), which is bounded; and what the C library keeps of memory that was freed, from
+    which the next is taken.
     """
     readings = process_readings(view)
     of_files, of_answers = readings.of("rss_file"), readings.of("rss_answers")
     own = readings.of("rss") - np.nan_to_num(of_files) - np.nan_to_num(of_answers)
-    own[~(own > 0)] = np.nan  # a process that is just ending has none
     at = at_steps(view, readings.of("wall_ns"))
+    for row, facts in enumerate(view.window.facts[row] for row in view.rows):
+        own[row] -= _harmless(facts, at[row])
+    own[~(own > 0)] = np.nan  # a process that is just ending has none
     rise = rise_of_samples(own, at, float(view.window.steps[_begin(view)]), comparisons)
     return rise, np.nan_to_num(np.fmax.reduce(of_answers, axis=1, initial=0.0))
 
@@ -691,7 +719,11 @@ def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut, epoc
     by_epoch = epoch > 0 and per_step < thresholds.CREEP_BYTES_PER_STEP
     pace = f"{bytes_text(per_step * epoch)} an epoch" if by_epoch else f"{bytes_text(per_step)} a step"
     found = _what_grows(view, rows, worst)
-    grows = _growing_advice(found)
+    grows = tuple(_growing_advice(found))
+    if which == "host_rss" and not found:
+        free = _malloc_free(view.window.facts[view.rows[worst]], np.array([first_step, last_step], np.float64))
+        if free[1] - free[0] >= thresholds.CREEP_FREE_SHARE * (last - first):
+            grows = (FREE_IN_MALLOC.format(size=bytes_text(float(free[1]))),)
     # Correct for a run that continues and for one that is over.
     more = f"after another {duration_text(end.in_s)}"
     runs_out = f"{FORECAST} {end.step:,}, {more}" if end.step else ""

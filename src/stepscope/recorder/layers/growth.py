@@ -41,6 +41,7 @@ from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from stepscope.recorder.guard import failsafe
+from stepscope.recorder.layers.malloc_free import MallocFree, free_in_glibc
 from stepscope.recorder.variables import (
     CO_OPTIMIZED,
     OUR_MODULES,
@@ -221,15 +222,17 @@ class GrowthWatch:
         *,
         now_s: Callable[[], float] = time.monotonic,
         used: Callable[[], int] | None = None,
+        malloc_free: Callable[[], int] | None = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """``clock_ns`` measures what counting takes."""
+        """``used``: memory of the process; ``malloc_free``: the free part of it; ``clock_ns``: measures counts."""
         self.due_at = FIRST_READING
         """After this step, check again."""
         self._now_s = now_s
         self._clock_ns = clock_ns
         self._read = memory_in_use if used is None else lambda: (int(used()), 0)
         self.floors = MemoryFloors(now_s())
+        self.malloc_free = MallocFree(free_in_glibc() if used is None else malloc_free)
         self._every = FIRST_READING
         self._read_at = FIRST_READING
         self._began_s = self._read_s = now_s()
@@ -277,6 +280,7 @@ class GrowthWatch:
         self.jumped = self._last is not None and used - self._last >= max(JUMP_BYTES, JUMP_SHARE * self._last)
         self._last = used
         floors = self.floors.add(step, now_s, host, device)
+        free = self.malloc_free.add(step, host)
         if self._rises and used <= self._rises[-1][1]:
             self._rises.clear()
             if self._census is not None and not self._census.patient:
@@ -284,7 +288,7 @@ class GrowthWatch:
         self._rises.append((step, used))
         if self._count is None:
             self._begin_count(step, used, rising=bool(floors) and not self.floors.over)
-        return floors
+        return {**floors, **free}
 
     def _begin_count(self, step: int, used: int, *, rising: bool) -> None:
         census = self._census
