@@ -86,8 +86,7 @@ def test_glibc_knows_what_it_keeps() -> None:
     read: Callable[[], int] | None = free_in_glibc()
     if read is None:
         pytest.skip("this C library has no mallinfo2")
-    before = read()
     blocks = [bytearray(50_000) for _ in range(2_000)]
-    assert read() < before + 10 * MB
+    before = read()
     del blocks[::2]  # those in between hold the heap
-    assert read() > before + 30 * MB
+    assert read() > before + 40 * MB
