@@ -37,7 +37,7 @@ class Heap:
 def test_it_is_read_once_and_when_memory_has_changed() -> None:
     heap = Heap()
     for step in range(100):
-        assert heap.at(step, 1_000 + step % 20, 0) == {}
+        assert heap.at(step, 1_000 + step % 15, 0) == {}
     assert heap.readings == 1
     assert heap.at(100, 1_040, 10) == {}
     assert heap.readings == 2

@@ -542,11 +542,11 @@ CREEP_SETTLING_BYTES = 256 << 20
 """… if it grew by less than this …"""
 CREEP_SETTLING_RUNS = 50.0
 """… and runs out after more than so many times the steps in which it was seen to grow."""
+CREEP_FREE_SHARE = 0.7
+"""If so much of the growth was freed and is kept by glibc; a leak of middle-sized blocks leaves gaps of up to half."""
 CREEP_FREE_BYTES = 1 << 30
-"""What glibc keeps of freed memory is no leak until it has grown by this: in jobs that hold tensors of 0.1 to 30 MB, it
-kept 60 to 300 MB.  More is reported, since it may not end."""
-CREEP_FREE_SHARE = 0.5
-"""If so much of the growth is kept by glibc, the advice is about that."""
+"""… it is no leak, until it has grown by this, since it may not end.  In jobs with tensors of 0.1 to 30 MB, it was
+60 to 300 MB."""
 CREEP_LATE_S = 86_400.0
 """More than a day ahead: most runs are over by then."""
 OOM_SHARE = 0.10

@@ -461,8 +461,6 @@ def rise_of_floors(facts: Sequence[Mapping[str, Any]], name: str, comparisons: i
         if known is None:
             continue
         steps, values, epoch = known
-        if name == "host":
-            values = values - _harmless(own, steps)
         rise = _rise_of_blocks(
             values[None], steps[None], steps, len(steps), comparisons, np.inf, thresholds.CREEP_FLOORS_DRIFT_T
         )
@@ -512,11 +510,18 @@ def _floors_of(facts: Mapping[str, Any], name: str) -> tuple[Floats, Floats, flo
     return steps[start:], values[start:], epoch
 
 
-def _harmless(facts: Mapping[str, Any], steps: Floats) -> Floats:
-    """What the C library kept of freed memory at these steps, in bytes, unless it has come to keep very much more."""
-    free = _malloc_free(facts, steps)
-    first, most = _malloc_free(facts, np.array([0.0, np.inf]))
-    return free if most - first < thresholds.CREEP_FREE_BYTES else np.zeros_like(free)
+def _beyond_malloc(rise: Rise, facts: Sequence[Mapping[str, Any]]) -> Rise:
+    """The growth without that of ranks where it is almost all memory that the C library keeps after it was freed.
+
+    If it has come to keep very much more, that counts: it may not end.
+    """
+    rises = rise.rises.copy()
+    for row in map(int, np.flatnonzero(rises)):
+        first, last = _malloc_free(facts[row], np.array([rise.first_step[row], rise.last_step[row]]))
+        start, most = _malloc_free(facts[row], np.array([0.0, np.inf]))
+        share = (last - first) / max(rise.last[row] - rise.first[row], 1.0)
+        rises[row] = share < thresholds.CREEP_FREE_SHARE or most - start >= thresholds.CREEP_FREE_BYTES
+    return replace(rise, rises=rises)
 
 
 def _malloc_free(facts: Mapping[str, Any], steps: Floats) -> Floats:
@@ -640,10 +645,11 @@ def find_memory(view: View) -> list[Claim]:
         )
     if reserve_only.any():
         claims.append(_creep(view, "device_reserved", reserved, reserve_only, _device_end(view, devices, reserved)))
+    facts = [view.window.facts[row] for row in view.rows]
     resident, answers = _resident(view, comparisons)
+    resident = _beyond_malloc(resident, facts)
     if resident.rises.any():
         claims.append(_creep(view, "host_rss", resident, resident.rises, _host_end(view, resident)))
-    facts = [view.window.facts[row] for row in view.rows]
     if not allocated.rises.any():
         long = rise_of_floors(facts, "device", comparisons, np.zeros(len(facts)))
         if long.rise.rises.any():
@@ -651,8 +657,9 @@ def find_memory(view: View) -> list[Claim]:
             claims.append(_creep(view, "device_allocated", long.rise, long.rise.rises, end, long.epoch))
     if not resident.rises.any():
         long = rise_of_floors(facts, "host", comparisons, answers)
-        if long.rise.rises.any():
-            claims.append(_creep(view, "host_rss", long.rise, long.rise.rises, _host_end(view, long.rise), long.epoch))
+        floors = _beyond_malloc(long.rise, facts)
+        if floors.rises.any():
+            claims.append(_creep(view, "host_rss", floors, floors.rises, _host_end(view, floors), long.epoch))
     return [*claims, *find_device_memory(view, devices, reserved.rises & ~allocated.rises)]
 
 
@@ -665,17 +672,14 @@ def _begin(view: View) -> int:
 def _resident(view: View, comparisons: int) -> tuple[Rise, Floats]:
     """Growth of the processes' memory without what is not the job's own, and the most of what is not.
 
-    That is the pages of mapped files, which the kernel may drop; what torch's worker server keeps of its answers to the
-    agent (``agent/flight_reader.py``), which is bounded; and what the C library keeps of memory that was freed, from
-    which the next is taken.
+    That is the pages of mapped files, which the kernel may drop, and what torch's worker server keeps of its answers to
+    the agent (``agent/flight_reader.py``), which is bounded.
     """
     readings = process_readings(view)
     of_files, of_answers = readings.of("rss_file"), readings.of("rss_answers")
     own = readings.of("rss") - np.nan_to_num(of_files) - np.nan_to_num(of_answers)
-    at = at_steps(view, readings.of("wall_ns"))
-    for row, facts in enumerate(view.window.facts[row] for row in view.rows):
-        own[row] -= _harmless(facts, at[row])
     own[~(own > 0)] = np.nan  # a process that is just ending has none
+    at = at_steps(view, readings.of("wall_ns"))
     rise = rise_of_samples(own, at, float(view.window.steps[_begin(view)]), comparisons)
     return rise, np.nan_to_num(np.fmax.reduce(of_answers, axis=1, initial=0.0))
 

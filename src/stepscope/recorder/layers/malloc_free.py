@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["MallocFree", "free_in_glibc"]
 
-LEAST_CHANGE = 32 << 20
+LEAST_CHANGE = 16 << 20
 """Bytes by which the memory of the process must have changed since it was read, and the result since it was sent."""
 LONGEST_NS = 5_000_000
 """Once a call took this long, there is no other."""
