@@ -1,14 +1,15 @@
-"""What the C library keeps of freed memory: when it is read, when it is published, and glibc's own figure."""
+"""What is free in the memory of a process: when it is read, when it is published, and glibc's own figure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from stepscope.recorder.layers.growth import GrowthWatch
-from stepscope.recorder.layers.malloc_free import LONGEST_NS, MOST_PUBLISHED, MOST_READINGS, MallocFree, free_in_glibc
+from stepscope.recorder.layers.malloc_free import LONGEST_NS, MOST_READINGS, WAIT_FACTOR, MallocFree, free_in_glibc
 
 MB = 1 << 20
 
@@ -19,67 +20,88 @@ class Heap:
     def __init__(self, world_size: int = 1) -> None:
         self.free = 0
         self.takes_ns = 0
+        self.now_ns = 0
         self.readings = 0
-        self._now_ns = 0
-        self.watched = MallocFree(self._read, clock_ns=lambda: self._now_ns)
+        self.watched = MallocFree(self._read, clock_ns=lambda: self.now_ns)
         self.watched.world_size = world_size
 
     def _read(self) -> int:
         self.readings += 1
-        self._now_ns += self.takes_ns
+        self.now_ns += self.takes_ns
         return self.free * MB
 
-    def at(self, step: int, used: int, free: int) -> dict[str, Any]:
+    def at(self, step: int, resident: int, free: int) -> dict[str, Any]:
         self.free = free
-        return self.watched.add(step, used * MB)
+        known, facts = self.watched.read(step, resident * MB)
+        assert known % MB == 0
+        return facts
 
 
-def test_it_is_read_once_and_when_memory_has_changed() -> None:
+def test_it_is_published_when_what_is_free_or_used_has_changed() -> None:
     heap = Heap()
     for step in range(100):
         assert heap.at(step, 1_000 + step % 15, 0) == {}
-    assert heap.readings == 1
-    assert heap.at(100, 1_040, 10) == {}
-    assert heap.readings == 2
-    assert heap.at(101, 1_080, 50) == {"malloc_free": {"step": [0, 100, 101], "bytes": [0, 160, 800]}}
-    assert heap.at(102, 1_040, 0) == {"malloc_free": {"step": [0, 100, 101, 102], "bytes": [0, 160, 800, 0]}}
+    first, *_ = published = [heap.at(100, 1_030, 20), heap.at(101, 1_080, 70), heap.at(130, 1_050, 0)]
+    assert [facts["malloc"]["step"][-1] if facts else None for facts in published] == [100, None, 130]
+    assert (first["malloc"]["free"][-1], first["malloc"]["resident"][-1]) == (320, 1_030 * 16)
+
+
+def test_calls_take_a_thousandth_of_the_time() -> None:
+    heap = Heap()
+    heap.takes_ns = 1_000_000
+    for step in range(2_000):
+        heap.now_ns = max(heap.now_ns, step * 10_000_000)
+        heap.at(step, 1_000, step)
+    assert heap.readings == 20
+    assert heap.watched.read(2_000, 0)[0] == 1_900 * MB  # as far as known
+    assert WAIT_FACTOR == 1_000
 
 
 def test_it_is_not_read_again_once_that_took_long() -> None:
     heap = Heap()
     heap.takes_ns = LONGEST_NS + 1
-    assert [heap.at(step, 100 * step, 100 * step) for step in range(4)] == [{}] * 4
+    for step in range(4):
+        heap.now_ns = step * 3_600 * 10**9
+        heap.at(step, 100 * step, 100 * step)
     assert heap.readings == 1
 
 
-@pytest.mark.parametrize(("world_size", "expected"), [(64, MOST_PUBLISHED), (65, 3), (1_025, 0)])
+@pytest.mark.parametrize(("world_size", "expected"), [(64, 23), (65, 3), (1_025, 0)])
 def test_large_jobs_publish_it_less_often(world_size: int, expected: int) -> None:
     heap = Heap(world_size)
-    published = [facts for step in range(1_000) if (facts := heap.at(step, 40 * step, 40 * step))]
+    published = [facts for step in range(1_000) if (facts := heap.at(step, 40 * step, 20 * step))]
     assert len(published) == expected
-    assert all(len(facts["malloc_free"]["step"]) <= MOST_READINGS for facts in published)
+    for facts in published:
+        steps = facts["malloc"]["step"]
+        assert len(steps) <= MOST_READINGS + 1
+        assert steps == sorted(set(steps))
+        assert facts["malloc"]["free"] == [20 * 16 * step for step in steps]
 
 
-def test_of_many_readings_the_first_and_the_last_stay() -> None:
+def test_of_many_readings_those_that_stay_are_spread_over_the_run() -> None:
     heap = Heap()
-    for step in range(MOST_READINGS):
-        heap.at(step, 40 * step, 0)
-    facts = heap.at(MOST_READINGS, 10_000, 90)
-    assert facts["malloc_free"]["step"] == [*range(0, MOST_READINGS, 2), MOST_READINGS]
+    facts: dict[str, Any] = {}
+    for step in range(10_000):
+        facts = heap.at(step, step, 0) or facts
+    steps = facts["malloc"]["step"]
+    apart = [after - before for before, after in pairwise(steps[:-1])]
+    assert len(steps) > MOST_READINGS // 2
+    assert max(apart) <= 2 * min(apart)
 
 
-def test_the_watch_publishes_it_beside_what_grows() -> None:
+def test_the_watch_counts_what_the_process_uses() -> None:
+    """Its size stays the same: the leak lives on what was free."""
     step, blocks = 0, [bytes(1)]
     watch = GrowthWatch(
-        now_s=lambda: step / 10, used=lambda: (100 + step) * MB, malloc_free=lambda: step * MB, clock_ns=lambda: 0
+        now_s=lambda: step / 10, used=lambda: 5_000 * MB, malloc_free=lambda: (4_000 - step) * MB, clock_ns=lambda: 0
     )
     found: dict[str, Any] = {}
     for step in range(200):
         blocks.append(bytes(MB))
         found |= watch.check(step) or {}
-    steps = found["malloc_free"]["step"]
-    assert found["malloc_free"]["bytes"] == [step * MB // (1 << 16) for step in steps]
-    assert "growing" in found
+    assert found["growing"]["holder"].startswith("blocks, a list")
+    steps = found["malloc"]["step"]
+    assert found["malloc"]["free"] == [(4_000 - step) * 16 for step in steps]
 
 
 def test_glibc_knows_what_it_keeps() -> None:

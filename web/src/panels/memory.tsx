@@ -44,7 +44,7 @@ function MemoryOf({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole
   const host = useMemo(() => (samples.value === null ? null : hostCurves(samples.value, clock, WORST)), [samples.value, run.status.value?.over === true ? clock : null]);
   const found = forecasts(run.findings.value?.findings ?? []);
   const ofDevice = found.find(({ which }) => which.startsWith("device")) ?? null;
-  const ofHost = found.find(({ which }) => which === "host_rss") ?? null;
+  const ofHost = found.find(({ which }) => which.startsWith("host")) ?? null;
   const table = () =>
     memoryTable([
       { what: "device", rows: moments(device.x, clock), curves: device.curves },

@@ -43,6 +43,11 @@ MEMORY_CREEP_ADVICE = {
         "Look for what the loop keeps: losses or outputs in a list hold their graphs; keep loss.item() or .detach().",
         "Then lists, dicts and caches that only grow, in the dataset too; tracemalloc or memray names the line.",
     ),
+    "host_used": (
+        "Look for what the loop keeps: losses or outputs in a list hold their graphs; keep loss.item() or .detach().",
+        "Then lists, dicts and caches that only grow; tracemalloc or memray names the line.",
+        "The process itself may not grow for a while: the C library gives it memory that was freed before.",
+    ),
     "device_allocated": (
         "Something keeps tensors of past steps: total += loss holds every graph (use loss.item() or loss.detach()).",
         "Other causes: outputs collected in a list, retain_graph=True, hooks that store what they see.",
@@ -529,11 +534,33 @@ def _malloc_free(facts: Mapping[str, Any], steps: Floats) -> Floats:
 
     The most, since memory that the process takes from there does not make it grow.
     """
-    raw = facts.get("malloc_free")
-    if not isinstance(raw, Mapping) or not raw.get("bytes") or len(raw["bytes"]) != len(raw.get("step", ())):
-        return np.zeros_like(steps)
-    most = np.maximum.accumulate(np.array(raw["bytes"], np.float64)) * FACT_UNIT
-    return np.asarray(np.interp(steps, raw["step"], most), np.float64)
+    at, free, _ = _malloc_readings(facts)
+    most = np.interp(steps, at, np.maximum.accumulate(free)) if len(at) else np.zeros_like(steps)
+    return np.asarray(most, np.float64)
+
+
+def rise_in_use(facts: Sequence[Mapping[str, Any]], comparisons: int) -> Rise:
+    """Judge what the processes use of their memory, from the recorders' readings since the run began.
+
+    A leak that lives on what was free does not show in the size of the process for hundreds of steps.
+    """
+    readings = [_malloc_readings(own) for own in facts]
+    width = max((len(at) for at, _, _ in readings), default=0)
+    steps, used = np.full((len(facts), width), np.nan), np.full((len(facts), width), np.nan)
+    for row, (at, free, resident) in enumerate(readings):
+        steps[row, : len(at)], used[row, : len(at)] = at, resident - free
+    rise = rise_of_samples(used, steps, 0.0, comparisons)
+    return replace(rise, judged=np.ones(len(facts), np.bool_))  # those who publish nothing use no more than before
+
+
+def _malloc_readings(facts: Mapping[str, Any]) -> tuple[Floats, Floats, Floats]:
+    """Steps, bytes that the C library kept of freed memory, and the memory of the process; all empty if not known."""
+    raw = facts.get("malloc")
+    columns = [raw.get(name, ()) for name in ("step", "free", "resident")] if isinstance(raw, Mapping) else [(), (), ()]
+    steps, free, resident = (np.array(column, np.float64) for column in columns)
+    if not len(steps) == len(free) == len(resident) or not (np.diff(steps) > 0).all():
+        return np.zeros(0), np.zeros(0), np.zeros(0)
+    return steps, free * FACT_UNIT, resident * FACT_UNIT
 
 
 def _rise_of_few_samples(at: Floats, values: Floats) -> Rise:
@@ -608,6 +635,7 @@ def _rise(
 
 WHAT = {
     "host_rss": "Host memory",
+    "host_used": "Host memory in use",
     "device_allocated": "Device memory in use",
     "device_reserved": "Device memory held by the allocator",
 }
@@ -646,21 +674,36 @@ def find_memory(view: View) -> list[Claim]:
     if reserve_only.any():
         claims.append(_creep(view, "device_reserved", reserved, reserve_only, _device_end(view, devices, reserved)))
     facts = [view.window.facts[row] for row in view.rows]
-    resident, answers = _resident(view, comparisons)
-    resident = _beyond_malloc(resident, facts)
-    if resident.rises.any():
-        claims.append(_creep(view, "host_rss", resident, resident.rises, _host_end(view, resident)))
     if not allocated.rises.any():
         long = rise_of_floors(facts, "device", comparisons, np.zeros(len(facts)))
         if long.rise.rises.any():
             end = _device_end(view, devices, long.rise)
             claims.append(_creep(view, "device_allocated", long.rise, long.rise.rises, end, long.epoch))
-    if not resident.rises.any():
-        long = rise_of_floors(facts, "host", comparisons, answers)
-        floors = _beyond_malloc(long.rise, facts)
-        if floors.rises.any():
-            claims.append(_creep(view, "host_rss", floors, floors.rises, _host_end(view, floors), long.epoch))
+    claims.extend(
+        _creep(view, which, rise, rise.rises, _host_end(view, rise), epochs)
+        for which, rise, epochs in _host_rises(view, facts, comparisons)
+        if rise.rises.any()
+    )
     return [*claims, *find_device_memory(view, devices, reserved.rises & ~allocated.rises)]
+
+
+def _host_rises(
+    view: View, facts: Sequence[Mapping[str, Any]], comparisons: int
+) -> Iterator[tuple[str, Rise, Floats | None]]:
+    """The growth of host memory, judged in several ways until some is found; and the steps of an epoch."""
+    resident, answers = _resident(view, comparisons)
+    yield "host_rss", (rise := _beyond_malloc(resident, facts)), None
+    if rise.rises.any():
+        return
+    long = rise_of_floors(facts, "host", comparisons, answers)
+    yield "host_rss", (rise := _beyond_malloc(long.rise, facts)), long.epoch
+    if rise.rises.any():
+        return
+    yield "host_used", (rise := rise_in_use(facts, comparisons)), None
+    if rise.rises.any():
+        return
+    known = np.array(["growing" in own for own in facts], np.bool_)
+    yield "host_rss", replace(resident, rises=resident.rises & known), None
 
 
 def _begin(view: View) -> int:
@@ -732,7 +775,7 @@ def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut, epoc
     more = f"after another {duration_text(end.in_s)}"
     runs_out = f"{FORECAST} {end.step:,}, {more}" if end.step else ""
     settling = (
-        which == "host_rss"
+        which.startswith("host")
         and not found
         and last - first < thresholds.CREEP_SETTLING_BYTES
         and (last_step - first_step) * float(view.step_ns.mean()) < thresholds.CREEP_SETTLING_S * 1e9

@@ -1,6 +1,6 @@
 """Finds what grows when the memory of this process grows: the list, dict, set or deque that only gets longer.
 
-Now and then, after a step, the memory of the process (and what torch's allocator has in use on the device) is read.  If
+Now and then, after a step, the memory that the process uses (and torch's allocator, on the device) is read.  If
 it rose several times in a row, the containers that the script can reach are counted, and once more a little later.  A
 container that grew with the steps is described: its name, the line that made it, and what it holds.  A script that
 keeps losses, outputs or hidden states keeps them in such a container.  If no container explains the rise, a variable
@@ -232,7 +232,7 @@ class GrowthWatch:
         self._clock_ns = clock_ns
         self._read = memory_in_use if used is None else lambda: (int(used()), 0)
         self.floors = MemoryFloors(now_s())
-        self.malloc_free = MallocFree(free_in_glibc() if used is None else malloc_free)
+        self.malloc_free = MallocFree(free_in_glibc() if used is None else malloc_free, clock_ns=clock_ns)
         self._every = FIRST_READING
         self._read_at = FIRST_READING
         self._began_s = self._read_s = now_s()
@@ -276,11 +276,11 @@ class GrowthWatch:
         self._read_s = now_s
         self._read_at = step + self._every
         host, device = self._read()
-        used = host + device
+        free, of_malloc = self.malloc_free.read(step, host)
+        used = max(host - free, 0) + device
         self.jumped = self._last is not None and used - self._last >= max(JUMP_BYTES, JUMP_SHARE * self._last)
         self._last = used
         floors = self.floors.add(step, now_s, host, device)
-        free = self.malloc_free.add(step, host)
         if self._rises and used <= self._rises[-1][1]:
             self._rises.clear()
             if self._census is not None and not self._census.patient:
@@ -288,7 +288,7 @@ class GrowthWatch:
         self._rises.append((step, used))
         if self._count is None:
             self._begin_count(step, used, rising=bool(floors) and not self.floors.over)
-        return {**floors, **free}
+        return {**floors, **of_malloc}
 
     def _begin_count(self, step: int, used: int, *, rising: bool) -> None:
         census = self._census

@@ -1,10 +1,11 @@
-"""What the C library keeps of memory that the process has freed.
+"""How much of the process's memory is free: freed by the program, and kept by the C library.
 
-glibc returns small and middle-sized blocks to the system only from the end of its heap, so a process may grow by
-hundreds of megabytes while what it uses stays the same.  That is no leak: the finding ``memory_creep`` leaves it out.
+glibc returns small and middle-sized blocks to the system only from the end of its heap.  So a process may grow by
+hundreds of megabytes while it uses no more than before, which is no leak; and while it lives on what was free, a leak
+does not show in the size of the process at all.
 
-Only the process itself can tell.  ``mallinfo2`` visits the blocks that are free (0.1 ms for a thousand), so it is
-called once early, and again only after memory rose or fell by a lot; never again once it took long.
+Only the process itself can tell.  ``mallinfo2`` visits the blocks that are free (0.1 ms for a thousand), so the time
+between two calls is a thousand times as long as the call; once it took long, there is no other.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ from typing import Any
 
 __all__ = ["MallocFree", "free_in_glibc"]
 
-LEAST_CHANGE = 16 << 20
-"""Bytes by which the memory of the process must have changed since it was read, and the result since it was sent."""
 LONGEST_NS = 5_000_000
 """Once a call took this long, there is no other."""
+WAIT_FACTOR = 1_000
+"""Of the time that a call took; until the next."""
 MOST_READINGS = 32
-"""If there are more, every other one is dropped."""
+"""If there are more, every other one is dropped, and fewer are added from then on."""
 UNIT = 1 << 16
 """In which they are published, in bytes."""
-MOST_PUBLISHED = 14
-MANY_RANKS, MANY_PUBLISHED = 64, 3
-"""In large jobs fewer, since the hub keeps all facts that there ever were …"""
+LEAST_CHANGE = 16 << 20
+"""Of what is free or used, since it was published: it is published again …"""
+MOST_PUBLISHED, PUBLISH_FACTOR = 24, 1.3
+"""… at most so often, each time this much later …"""
+MANY_RANKS, MANY_PUBLISHED, MANY_PUBLISH_FACTOR = 64, 3, 4.0
+"""… in large jobs less often, since the hub keeps all facts that there ever were …"""
 TOO_MANY_RANKS = 1024
-"""… and in larger ones none."""
+"""… and in larger ones never."""
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -40,39 +44,57 @@ class _Mallinfo2(ctypes.Structure):
 
 class MallocFree:
     def __init__(self, read: Callable[[], int] | None, *, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
-        """``read``: the bytes that are kept now; None if that cannot be known."""
+        """``read``: the bytes that are free now; None if that cannot be known."""
         self.world_size = 1
         self._read = read
         self._clock_ns = clock_ns
-        self._readings: list[tuple[int, int]] = []
-        """(step, bytes)."""
-        self._used = 0
-        """Memory of the process at the last of them."""
-        self._published: int | None = None
+        self._due_ns = 0
+        self._free = 0
+        self._readings: list[tuple[int, int, int]] = []
+        """(step, bytes that are free, memory of the process)."""
+        self._apart = 0
+        """Steps between two of them, at least."""
+        self._published: tuple[int, int, int] | None = None
+        """The reading when they were published last; before that, the first."""
         self._times_published = 0
 
-    def add(self, step: int, used: int) -> dict[str, Any]:
-        """Read it if the memory of the process, ``used``, has changed much; facts if what is kept has."""
-        if self._read is None or (self._readings and abs(used - self._used) < LEAST_CHANGE):
-            return {}
-        began_ns = self._clock_ns()
-        free = self._read()
-        if self._clock_ns() - began_ns > LONGEST_NS:
+    def read(self, step: int, resident: int) -> tuple[int, dict[str, Any]]:
+        """Return the bytes that are free, as far as known, and facts if they or the others have changed.
+
+        ``resident``: the memory of the process.
+        """
+        if self._read is None or (began_ns := self._clock_ns()) < self._due_ns:
+            return self._free, {}
+        self._free = self._read()
+        took_ns = self._clock_ns() - began_ns
+        self._due_ns = began_ns + WAIT_FACTOR * took_ns
+        if took_ns > LONGEST_NS:
             self._read = None
-        self._used = used
-        if len(self._readings) == MOST_READINGS:
+        return self._free, self._add((step, self._free, resident))
+
+    def _add(self, reading: tuple[int, int, int]) -> dict[str, Any]:
+        step, free, resident = reading
+        if not self._readings or step - self._readings[-1][0] >= self._apart:
+            self._readings.append(reading)
+        if len(self._readings) > MOST_READINGS:
             self._readings = self._readings[::2]
-        self._readings.append((step, free))
+            self._apart = 2 * (step - self._readings[0][0]) // MOST_READINGS
         if self._published is None:
-            self._published = free
-        most = MOST_PUBLISHED if self.world_size <= MANY_RANKS else MANY_PUBLISHED
-        enough = self._times_published == most or self.world_size > TOO_MANY_RANKS
-        if enough or abs(free - self._published) < LEAST_CHANGE:
+            self._published = reading
+        before, free_before, resident_before = self._published
+        used_more = (resident - free) - (resident_before - free_before)
+        changed = abs(free - free_before) >= LEAST_CHANGE or abs(used_more) >= LEAST_CHANGE
+        many = self.world_size > MANY_RANKS
+        most, factor = (MANY_PUBLISHED, MANY_PUBLISH_FACTOR) if many else (MOST_PUBLISHED, PUBLISH_FACTOR)
+        often = self._times_published == most or step < factor * before * bool(self._times_published)
+        if not changed or often or self.world_size > TOO_MANY_RANKS:
             return {}
-        self._published = free
+        self._published = reading
         self._times_published += 1
-        steps, values = zip(*self._readings, strict=True)
-        return {"malloc_free": {"step": list(steps), "bytes": [value // UNIT for value in values]}}
+        rows = [*self._readings, *([reading] if self._readings[-1] != reading else [])]
+        names = ("step", "free", "resident")
+        columns = ([step for step, _, _ in rows], *([row[at] // UNIT for row in rows] for at in (1, 2)))
+        return {"malloc": dict(zip(names, columns, strict=True))}
 
 
 def free_in_glibc() -> Callable[[], int] | None:
