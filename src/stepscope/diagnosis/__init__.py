@@ -8,9 +8,32 @@
 
     window = build_window(run)
     findings = diagnose(run, window)
+
+All names are loaded on first use: a hub that serves finished runs needs the clock of ``engine``, and no rule.
 """
 
-from stepscope.diagnosis.engine.window import Apart, Window, build_window
-from stepscope.diagnosis.findings import diagnose
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepscope.diagnosis.engine.window import Apart, Window, build_window
+    from stepscope.diagnosis.findings import diagnose
 
 __all__ = ["Apart", "Window", "build_window", "diagnose"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "diagnose":
+        from stepscope.diagnosis.findings import diagnose
+
+        return diagnose
+    if name in __all__:
+        from stepscope.diagnosis.engine import window
+
+        return getattr(window, name)
+    raise AttributeError(f"module 'stepscope.diagnosis' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

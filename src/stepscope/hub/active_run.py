@@ -13,19 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.hub.live.live_run import LiveRun
-from stepscope.hub.live.rules import catch_up
-from stepscope.hub.open_run import OpenRun, Poll
+from stepscope.hub.open_run import FIRST_S, OpenRun, Poll
 from stepscope.store.paths import INBOX
 
 __all__ = ["all_of", "recent_run", "whole_run"]
-
-FIRST_S = 2.0
-"""For this long the hub's clients have all of the processor: they draw their first picture."""
 
 
 def recent_run(path: Path, meta: Mapping[str, Any]) -> tuple[LiveRun, Poll] | None:
     """Return a model with the last steps of a long run on one node, and its poll; None for other runs."""
     from stepscope.hub.ingest.tail import Tail, is_long
+    from stepscope.hub.live.rules import catch_up
 
     if (path / INBOX).exists() or not is_long(path):
         return None
@@ -51,6 +48,8 @@ async def whole_run(run: OpenRun, *, after_s: float = FIRST_S) -> tuple[LiveRun,
 
 
 def _read_all(path: Path, meta: Mapping[str, Any], stop: threading.Event) -> tuple[LiveRun, Poll]:
+    from stepscope.hub.live.rules import catch_up
+
     live, poll = all_of(path, meta)
     catch_up(live, poll, stop)
     return live, poll

@@ -6,32 +6,34 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import NotARun
 from stepscope.hub.live.figures import rates_of
-from stepscope.hub.live.goodput import ledger_document
 from stepscope.hub.live.live_run import LiveRun
-from stepscope.hub.live.rules import MOST_JUDGED, Snapshot, run_data_of, select, snapshot
 from stepscope.records import run_clock
 from stepscope.records.finding import SEVERITIES, Severity, status_severity
 from stepscope.records.finding_history import FindingEpisode
 from stepscope.records.hang import HangRecord
 from stepscope.records.layers import LayerRecords
-from stepscope.reports import summarize
 from stepscope.reports.finding_history import history_rows
 from stepscope.store.catalog import Labels, read_labels
 from stepscope.store.documents import NodeInfo, read_finding_history, read_meta, read_nodes, read_refused
 from stepscope.store.liveness import mark_watched
 from stepscope.store.paths import FINDING_HISTORY, LABELS, META, NODES
 
-__all__ = ["CHECK_S", "READING_SHARE", "FinalSummary", "OpenRun", "Poll", "stamp_of"]
+if TYPE_CHECKING:
+    from stepscope.hub.live.rules import Snapshot
+
+__all__ = ["CHECK_S", "FIRST_S", "READING_SHARE", "FinalSummary", "OpenRun", "Poll", "stamp_of"]
 
 Poll = Callable[[], object]
 FinalSummary = tuple[Mapping[str, Any], tuple[HangRecord, ...]]
 """The document of ``summary.json``, and the complete hang records."""
 CHECK_S = 1.0
 """The time between two checks whether a finished run changed on disk."""
+FIRST_S = 2.0
+"""For this long the hub's clients have all of the processor: they draw their first picture."""
 READING_SHARE = 0.2
 """The largest share of the time spent on reopening a run that keeps changing."""
 CONTEXT = (
@@ -96,9 +98,11 @@ class OpenRun:
         self.unsampled = False
         """Whether the samples still have to be read."""
         self.sampling: asyncio.Task[None] | None = None
+        self.samples_requested = asyncio.Event()
 
     async def sampled(self) -> None:
-        """Wait until the samples are loaded."""
+        """Wait until the samples are loaded; without a request for them they are loaded after a while."""
+        self.samples_requested.set()
         if self.sampling is not None:
             await asyncio.shield(self.sampling)
 
@@ -220,6 +224,8 @@ class OpenRun:
         return found
 
     async def _summarize(self) -> Mapping[str, Any]:
+        from stepscope.hub.live.rules import MOST_JUDGED, select, snapshot  # a finished run has its verdict
+
         started_s = time.monotonic()
         try:
             copy = snapshot(self.live, select(self.live, MOST_JUDGED))
@@ -240,6 +246,10 @@ class OpenRun:
 
 
 def _summary_of(copy: Snapshot) -> tuple[Mapping[str, Any], tuple[HangRecord, ...]]:
+    from stepscope.hub.live.goodput import ledger_document
+    from stepscope.hub.live.rules import run_data_of
+    from stepscope.reports import summarize
+
     data = run_data_of(copy)
     ledger = ledger_document(copy.accounts, copy.meta, data.hangs)
     return {**summarize(data, alive=True), "goodput": ledger}, data.hangs

@@ -19,6 +19,7 @@ from stepscope.errors import RunError
 from stepscope.hub.live.digests import LOG_ROOM, DigestLog
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.step_arrays import Planes
+from stepscope.hub.open_run import FIRST_S
 from stepscope.records.series import NOTED, SEEN_EVENT, RunData, noted_numbers
 from stepscope.store.paths import EVENTS, SAMPLES, STACKS
 
@@ -82,19 +83,21 @@ def _by_node(
 
 
 # -- deferred samples -------------------------------------------------------------------------------------------------
-# The samples of a finished run are loaded last, while the page is already drawn.  A night of a large job has hundreds
-# of thousands, and the stored verdict, the steps and the map do not need them.  Requests for samples wait
-# (``OpenRun.sampled``).
+# The samples of a finished run are loaded last, when the page is already drawn: at the first request for samples, which
+# waits (``OpenRun.sampled``), or after two seconds.  A night of a large job has hundreds of thousands, and the stored
+# verdict, the steps and the map do not need them.
 
 SAMPLES_AT_ONCE = 5_000
 """Lines to put in before other tasks get a turn."""
 
 
-async def bring_samples(path: Path, live: LiveRun, nodes: Mapping[str, str]) -> None:
-    """Read the samples in a thread and put them in; ``nodes`` as in ``past_run``.
+async def bring_samples(path: Path, live: LiveRun, nodes: Mapping[str, str], requested: asyncio.Event) -> None:
+    """Read the samples in a thread and put them in, when they are requested; ``nodes`` as in ``past_run``.
 
     They stay open with the run, so they are kept as lines, which take a third of the memory of records.
     """
+    await asyncio.wait((waiting := asyncio.ensure_future(requested.wait()),), timeout=FIRST_S)
+    waiting.cancel()
     try:
         by_node = await asyncio.to_thread(_read_samples, path, live, nodes)
     except (RunError, OSError):

@@ -26,12 +26,10 @@ from stepscope.errors import NotARun, RunError, UsageError
 from stepscope.hub.active_run import all_of, recent_run, whole_run
 from stepscope.hub.live.figures import RunFigures, read_judged
 from stepscope.hub.live.live_run import LiveRun
-from stepscope.hub.live.rules import keep_up
 from stepscope.hub.open_run import CHECK_S, READING_SHARE, FinalSummary, OpenRun, Poll, stamp_of
 from stepscope.hub.past_run import bring_samples, past_run
 from stepscope.records.series import RunData
 from stepscope.records.text import checked_name
-from stepscope.reports import summarize
 from stepscope.store import catalog, user_runs
 from stepscope.store.catalog import KnownRuns, Labels, RunEntry, list_runs, run_entry
 from stepscope.store.documents import load_summary, log_names, read_meta, read_nodes
@@ -70,7 +68,7 @@ def load_open(path: Path) -> OpenRun:
     else:
         summary = load_summary(path)
         loaded = load_run(path, samples=summary is None)
-        opened = _past(path, loaded.data, summary or summarize(loaded.data, logs=log_names(path)))
+        opened = _past(path, loaded.data, summary or _summary_of(path, loaded.data))
         opened.unsampled = loaded.samples_left_out
     opened.stamp = stamp
     opened.checked_s = time.monotonic()
@@ -303,7 +301,9 @@ class Runs:
         if opened.poll is not None:
             self._in_background(self._follow(opened, opened.poll))
         elif opened.unsampled:
-            opened.sampling = self._in_background(bring_samples(opened.path, opened.live, _node_names(opened.path)))
+            opened.sampling = self._in_background(
+                bring_samples(opened.path, opened.live, _node_names(opened.path), opened.samples_requested)
+            )
         return opened
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -314,6 +314,8 @@ class Runs:
 
     async def _follow(self, run: OpenRun, poll: Poll) -> None:
         """Keep up with an active run while clients ask for it; then close it."""
+        from stepscope.hub.live.rules import keep_up  # loads the rules, which finished runs do not need
+
         whole = partial(self._policy.read_whole, run) if run.live.partial else None
         keeping = asyncio.create_task(keep_up(run.live, poll=poll, whole=whole))
         try:
@@ -354,7 +356,13 @@ def _catalog_of(folder: Path) -> KnownRuns:
 def final_of(path: Path) -> FinalSummary:
     """Summarize a run whose processes have ended, before it is sealed.  RunError if it cannot be read."""
     data = open_run(path)
-    return summarize(data, logs=log_names(path)), data.hangs
+    return _summary_of(path, data), data.hangs
+
+
+def _summary_of(path: Path, data: RunData) -> dict[str, Any]:
+    from stepscope.reports import summarize  # loads the rules, which a run with a summary does not need
+
+    return summarize(data, logs=log_names(path))
 
 
 def _past(path: Path, data: RunData, document: Mapping[str, Any]) -> OpenRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import pwd
 import re
@@ -370,13 +371,15 @@ async def _serve(
     trusted: TrustedProxy | None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, or until the end of standard input."""
+    gc.disable()  # nothing of what is imported is garbage
     from stepscope.hub.api.auth import Readers, ReaderTokens, tokens_path
     from stepscope.hub.app import make_app
-    from stepscope.hub.ingest.run_ingest import FolderIngest
     from stepscope.hub.limits import Refusals
     from stepscope.hub.runs import Runs, open_ahead
     from stepscope.hub.server import Server
 
+    gc.freeze()
+    gc.enable()
     if archive is not None:
         from stepscope.hub.archived_runs import ArchivedRuns
 
@@ -388,6 +391,8 @@ async def _serve(
     fingerprint = tls.fingerprint if tls is not None else b""
     agents = None
     if args.accept or args.join:
+        from stepscope.hub.ingest.run_ingest import FolderIngest
+
         agents = FolderIngest(
             runs.path_of,
             refusals,

@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 from stepscope.hub.api.auth import ONLY_RUN
 from stepscope.hub.api.resource import Parameter, Query, Resource
 from stepscope.hub.api.responses import ApiError
-from stepscope.hub.live.rules import MOST_JUDGED, run_data_of, select, snapshot
 from stepscope.hub.open_run import OpenRun, stamp_of
 from stepscope.records.series import RunData
 from stepscope.store.paths import ALERT_REQUESTS, FINDING_HISTORY, INCIDENTS, META, SENT, SUMMARY
@@ -99,6 +98,8 @@ async def _load(run: OpenRun, other_runs: Callable[[], OtherRuns] | None) -> Inc
         data: RunData = await asyncio.to_thread(_data_on_disk, run)
     else:
         await run.sampled()
+        from stepscope.hub.live.rules import MOST_JUDGED, run_data_of, select, snapshot
+
         data = await asyncio.to_thread(run_data_of, snapshot(run.live, select(run.live, MOST_JUDGED)))
     return await asyncio.to_thread(incidents_in, run.path, data, summary, over=run.over, other_runs=other_runs)
 

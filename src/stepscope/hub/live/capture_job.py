@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.hub.live.live_run import LiveRun
-from stepscope.hub.live.observe import newest_step_end_ns
 from stepscope.hub.live.registry import ENDED
 from stepscope.records import run_clock
 from stepscope.records.capture import CaptureReport
@@ -93,7 +92,7 @@ class LiveJob:
         chosen = wall[usual] if usual.any() else wall[wall > 0]
         if not len(chosen):
             return None
-        ended_ns = newest_step_end_ns(live)
+        ended_ns = live.newest_step_end_ns()
         return Pace(
             newest=int(steps[-1]),
             step_s=float(np.median(chosen)) / 1e9,

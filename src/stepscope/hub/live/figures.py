@@ -28,7 +28,6 @@ from stepscope.alerts.model import Incident
 from stepscope.hub.live.latest_samples import MOST_LINES, SampleColumns, Spread, latest_samples
 from stepscope.hub.live.lines import Line
 from stepscope.hub.live.live_run import SUMMED_RANKS, Judged, LiveRun
-from stepscope.hub.live.observe import newest_step_end_ns
 from stepscope.records.capture import CaptureRecord
 from stepscope.records.dataclass_json import decoded, encoded
 from stepscope.records.steps import BUILTIN_PHASES, COMM
@@ -281,7 +280,7 @@ def copy_figures(live: LiveRun) -> FigureCopy:
         noted=live.noted.latest(),
         judged=live.judged,
         created_wall_ns=created if type(created) is int else 0,
-        last_step_wall_ns=newest_step_end_ns(live),
+        last_step_wall_ns=live.newest_step_end_ns(),
         checkpoint_wall_ns=_checkpoint_wall_ns(live),
     )
 

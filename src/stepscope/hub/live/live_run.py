@@ -422,6 +422,21 @@ class Intake:
             if len(self.redone) > KEPT_REDONE:
                 del self.redone[next(iter(self.redone))]
 
+    def newest_step_end_ns(self) -> int | None:
+        """Return when the newest step of any rank ended."""
+        planes = self.planes
+        if planes.newest == NONE or not planes.columns:
+            return None
+        rows = planes.row_of(planes.complete()[-1:])
+        if not len(rows):
+            return None
+        made = np.flatnonzero(planes.have[rows[0], : planes.columns])
+        if not len(made):
+            return None
+        ends = planes.arrays["start_ns"][rows[0], made] + planes.arrays["wall_ns"][rows[0], made].astype(np.int64)
+        last = int(ends.argmax())
+        return int(self.wall_ns_of(int(made[last]), int(ends[last])))
+
     def wall_ns_of(self, column: int, start_ns: int | NDArray[np.int64]) -> NDArray[Any]:
         """Return when steps began, on the hub's clock, according to one rank."""
         of, ring = self.registry.of, self.ring_of[column]

@@ -43,7 +43,7 @@ from stepscope.records.steps import (
     FLAG_SAMPLED,
 )
 
-__all__ = ["Observer", "newest_step_end_ns"]
+__all__ = ["Observer"]
 
 STEPS = 1200
 """Steps of a small job whose lengths are passed on: a rule on the step time may use up to 1,000 …"""
@@ -129,7 +129,7 @@ class Observer:
             self._read_gpus()
         if "not_finite" in self._measures:
             self._read_values()
-        last_ns = newest_step_end_ns(live)
+        last_ns = live.newest_step_end_ns()
         doing, doing_since_ns = self._doing(last_ns)
         throughput = live.judged.throughput or {}
         lengths = self._lengths(steps) if "step_time" in self._measures else ((), ())
@@ -468,22 +468,6 @@ class Observer:
             named = {rank: registry.hosts[host] for rank, host in zip(shown, hosts, strict=True)}
             self._hosts = key, named
         return self._hosts[1]
-
-
-def newest_step_end_ns(live: LiveRun) -> int | None:
-    """When the newest step of any rank ended."""
-    planes = live.planes
-    if planes.newest == NONE or not planes.columns:
-        return None
-    rows = planes.row_of(planes.complete()[-1:])
-    if not len(rows):
-        return None
-    made = np.flatnonzero(planes.have[rows[0], : planes.columns])
-    if not len(made):
-        return None
-    ends = planes.arrays["start_ns"][rows[0], made] + planes.arrays["wall_ns"][rows[0], made].astype(np.int64)
-    last = int(ends.argmax())
-    return int(live.wall_ns_of(int(made[last]), int(ends[last])))
 
 
 def _since(events: Iterable[Mapping[str, Any]], last: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
