@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -357,6 +357,20 @@ def test_a_log_with_several_steps_per_bin_merges_steps_that_come_together() -> N
     assert bins.quantiles[0, 0, 0] == values[:4].min()
     assert np.allclose(bins.mean[:2, 0], [values[:4].mean(), values[4:8].mean()])
     assert bins.values[0, 0, 1] == values[:4].max()
+
+
+def test_a_log_that_forgets_has_the_last_steps_one_by_one() -> None:
+    random = np.random.default_rng(0)
+    whole, log = DigestLog(room=512), DigestLog(room=64, forgets=True)
+    for first in range(0, 300, 25):
+        for step in range(first, first + 25):
+            whole.put(one_digest(step, np.sort(random.random(8).astype(np.float32))).bins())
+        log.extend(whole.bins(first, first + 24, 64))
+        newest = first + 24
+        own, expected = (each.bins(max(0, newest - 31), newest, 64) for each in (log, whole))
+        for column in fields(own):
+            assert np.array_equal(getattr(own, column.name), getattr(expected, column.name), equal_nan=True)
+    assert log.count <= 64
 
 
 def one_digest(step: int, values: NDArray[np.float32]) -> StepDigest:

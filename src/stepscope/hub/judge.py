@@ -29,7 +29,7 @@ from stepscope.hub.ingest.tail import Tail, is_long
 from stepscope.hub.launcher import UNSAID
 from stepscope.hub.live.capture_job import LiveJob
 from stepscope.hub.live.digests import DigestLog
-from stepscope.hub.live.figures import RunFigures, figures_of, rates_of, write_judged
+from stepscope.hub.live.figures import LAST_STEPS, RunFigures, figures_of, rates_of, write_judged
 from stepscope.hub.live.finding_history import FindingHistory
 from stepscope.hub.live.lines import LayerLines, Lines
 from stepscope.hub.live.live_run import LiveRun
@@ -54,7 +54,8 @@ LINES_BYTES = 6 << 20
 SAMPLES_KEPT = 4000
 """Of one node: minutes of every source, and older ones further apart."""
 LAYERS_BYTES = 2 << 20
-DIGESTS = 512
+DIGESTS = 2 * LAST_STEPS
+"""Only ``judged.json`` reads them: the last steps."""
 PLANES_BYTES = 12 << 20
 LAST_EVALUATION_S = 2.0
 """The longest that the last evaluation of the rules may take."""
@@ -67,7 +68,7 @@ def small_model(run_dir: Path) -> tuple[LiveRun, Poll]:
         run_dir=run_dir,
         meta=read_meta(run_dir),
         planes=Planes(budget_bytes=PLANES_BYTES, room=1),
-        digests=DigestLog(DIGESTS),
+        digests=DigestLog(DIGESTS, forgets=True),
         received=Lines(most_bytes=LINES_BYTES, most_of_node=SAMPLES_KEPT, layers=LayerLines(LAYERS_BYTES)),
     )
     live.partial = is_long(run_dir)

@@ -134,9 +134,9 @@ class Tail:
         except FileNotFoundError:
             return sizes  # no step was made yet, or the run is sealed
         for entry in entries:
-            path = Path(entry.path)
-            key, suffix = path.stem, path.suffix
-            if suffix not in (SEGMENT_SUFFIX, SIDECAR_SUFFIX):
+            key, dot, ending = entry.name.rpartition(".")  # without paths: there may be thousands, every two seconds
+            suffix = dot + ending
+            if not key or suffix not in (SEGMENT_SUFFIX, SIDECAR_SUFFIX):
                 continue
             try:
                 stat = entry.stat()
@@ -145,7 +145,7 @@ class Tail:
             if suffix == SEGMENT_SUFFIX:
                 sizes[key] = stat.st_size
             elif (ring := self._rings.get(key)) is None or ring.stamp != (stat.st_mtime_ns, stat.st_size):
-                self._hear(key, path, (stat.st_mtime_ns, stat.st_size))
+                self._hear(key, Path(entry.path), (stat.st_mtime_ns, stat.st_size))
         return sizes
 
     def _hear(self, key: str, path: Path, stamp: tuple[int, int]) -> None:
@@ -191,6 +191,8 @@ class Tail:
         if name == SAMPLES and name not in self._offsets:
             # No more would be kept.
             self._offsets[name] = first_within(self.run_dir, RECENT_SAMPLES_BYTES if self.recent else KEPT_BYTES)
+        elif name != SAMPLES and _size(self.run_dir / name) <= self._offsets.get(name, 0):
+            return 0  # nothing new, without opening the file
         while True:
             offset = self._offsets.get(name, 0)
             piece = self._piece(name, offset)
@@ -208,6 +210,13 @@ class Tail:
             return read_samples(self.run_dir, offset, most_bytes=LINES_AT_ONCE, longest=LINES_BYTES)
         data, _ = lines_from(self.run_dir / name, offset, most_bytes=LINES_AT_ONCE, longest=LINES_BYTES)
         return SamplePiece(data=data, end=offset + len(data))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _joined(parts: Sequence[SegmentPart]) -> SegmentPart:

@@ -150,12 +150,14 @@ _NAMES = tuple(column.name for column in fields(Bins))
 class DigestLog:
     """Bins in order of steps, the newest last.  See the comment above for the layout."""
 
-    def __init__(self, room: int = LOG_ROOM, *, steps_per_bin: int = 1) -> None:
+    def __init__(self, room: int = LOG_ROOM, *, steps_per_bin: int = 1, forgets: bool = False) -> None:
         """``steps_per_bin``: of steps that come many at a time, for a run whose length is known.
 
         Otherwise a long run is folded a hundred times until it fits, which takes several times as long.
+        ``forgets``: drop the older half when it is full, instead of merging it, if nobody reads more.
         """
         self._steps_per_bin = steps_per_bin
+        self._forgets = forgets
         self.count = 0
         """Bins in use."""
         self._bins = Bins.zeros(room, metrics=0, worst=WORST)
@@ -281,6 +283,11 @@ class DigestLog:
 
     def _fold(self) -> None:
         """Merge the shortest bins of the older half first, so that the past becomes coarser evenly."""
+        if self._forgets:
+            half = self.count // 2
+            self._order = np.roll(self._order, -half)
+            self.count -= half
+            return
         freed, longest, room = 0, 2, len(self._bins)
         while freed < max(1, room // 8):
             paired = self._pair(room // 2 - freed, longest)
