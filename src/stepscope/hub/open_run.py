@@ -16,6 +16,7 @@ from stepscope.records.finding import SEVERITIES, Severity, status_severity
 from stepscope.records.finding_history import FindingEpisode
 from stepscope.records.hang import HangRecord
 from stepscope.records.layers import LayerRecords
+from stepscope.records.series import RunData
 from stepscope.reports.finding_history import history_rows
 from stepscope.store.catalog import Labels, read_labels
 from stepscope.store.documents import NodeInfo, read_finding_history, read_meta, read_nodes, read_refused
@@ -81,6 +82,8 @@ class OpenRun:
         """Fetches new rows of an active run that is not fed."""
         self.document = document
         """The contents of ``summary.json``, existing or computed, if the run is over."""
+        self.recorded: RunData | None = None
+        """The whole run, if its caller has read it anyway: then it is not read again for incidents."""
         self._hangs = tuple(hangs)
         self._layers = layers
         self._reading_layers: asyncio.Task[LayerRecords] | None = None

@@ -123,7 +123,9 @@ class Runs:
     @classmethod
     def of_past(cls, run_dir: Path, data: RunData, document: Mapping[str, Any]) -> Runs:
         """Serve a finished run that was already read, with its summary."""
-        return cls(run_dir.parent, single=_past(run_dir, data, document), names=frozenset({run_dir.name}))
+        single = _past(run_dir, data, document)
+        single.recorded = data
+        return cls(run_dir.parent, single=single, names=frozenset({run_dir.name}))
 
     @classmethod
     def of_folder(cls, root: Path, policy: OpenPolicy | None = None) -> Runs:

@@ -94,8 +94,10 @@ async def _load(run: OpenRun, other_runs: Callable[[], OtherRuns] | None) -> Inc
     from stepscope.incidents.document import incidents_in  # only hubs that are asked for it load it
 
     summary = await run.summary()
-    if run.over and not run.leaving:
-        data: RunData = await asyncio.to_thread(_data_on_disk, run)
+    if run.recorded is not None:
+        data = run.recorded
+    elif run.over and not run.leaving:
+        data = await asyncio.to_thread(_data_on_disk, run)
     else:
         await run.sampled()
         from stepscope.hub.live.rules import MOST_JUDGED, run_data_of, select, snapshot
