@@ -447,8 +447,11 @@ class Planes:
         return kept, waited - before
 
     def _put(self, rows: Rows, kept: NDArray[np.intp], at: NDArray[np.intp], column: NDArray[np.intp]) -> None:
+        cells = at * self.have.shape[1] + column  # planes are contiguous: half the time of an index by dimension
+        every = len(kept) == len(rows.step)
         for name in rows.values.keys() & self.arrays.keys():
-            self.arrays[name][at, column] = rows.values[name][kept]
+            values = rows.values[name]
+            self.arrays[name].reshape(-1)[cells] = values if every else values[kept]
 
     def _there(self, steps: NDArray[np.int64], column: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return the row of each step that its rank has made, and the indices of those steps."""
