@@ -448,7 +448,7 @@ class Planes:
 
     def _put(self, rows: Rows, kept: NDArray[np.intp], at: NDArray[np.intp], column: NDArray[np.intp]) -> None:
         cells = at * self.have.shape[1] + column  # planes are contiguous: half the time of an index by dimension
-        every = len(kept) == len(rows.step)
+        every = len(at) == len(rows.step)
         for name in rows.values.keys() & self.arrays.keys():
             values = rows.values[name]
             self.arrays[name].reshape(-1)[cells] = values if every else values[kept]
