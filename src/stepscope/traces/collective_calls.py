@@ -32,7 +32,7 @@ from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import HOST_KINDS, Ints, Kind, Numbering, Rows, Trace
 from stepscope.traces.model.intervals import EMPTY, Spans
 from stepscope.traces.model.kernel_names import is_communication
-from stepscope.traces.model.tables import distinct
+from stepscope.traces.model.tables import distinct, distinct_rows
 from stepscope.traces.model.window import Window, holders
 
 __all__ = [
@@ -437,9 +437,10 @@ def _bytes(
     index = np.full(len(trace) + 1, -1, np.int64)
     index[trace.ops.row] = np.arange(len(trace.ops.row))
     at = np.where(annotation >= 0, index[annotation], -1)
-    shapes = np.stack([_column(trace.ops.dims, at), _column(trace.ops.types, at)], axis=1)
-    known, inverse = np.unique(shapes, axis=0, return_inverse=True)
-    parts = np.array([own_bytes(trace.text(int(dims)), trace.text(int(types))) for dims, types in known], np.int64)
-    mine = parts[inverse.reshape(-1)] if len(parts) else np.empty(0, np.int64)
+    shapes = (_column(trace.ops.dims, at), _column(trace.ops.types, at))
+    first, number = distinct_rows(*shapes)
+    known_shapes = zip(*(column[first].tolist() for column in shapes), strict=True)
+    parts = np.array([own_bytes(trace.text(dims), trace.text(types)) for dims, types in known_shapes], np.int64)
+    mine = parts[number]
     scaled = np.where(np.isin(op, PARTS), np.where(members > 0, mine * members, -1), mine)
     return np.where(out >= 0, out, np.where(mine >= 0, scaled, -1))

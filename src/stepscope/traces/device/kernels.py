@@ -297,8 +297,8 @@ def _grams(ids: NDArray[np.int64], lane: NDArray[np.int64]) -> list[_Grams]:
         last = ids[length - 1 :]
         inside = lane[length - 1 :] == lane[: len(last)]
         pairs = np.where(inside, current[: len(last)] * width + last, -1)
-        values, current, count = np.unique(pairs, return_inverse=True, return_counts=True)
-        current = current.reshape(-1)
+        values, current = distinct(pairs)
+        count = np.bincount(current, minlength=len(values))
         if len(values) and values[0] < 0:
             current, count = current - 1, count[1:]
         if length >= SHORTEST:

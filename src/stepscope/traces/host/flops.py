@@ -18,7 +18,7 @@ import numpy as np
 
 from stepscope.records.throughput import peak_of
 from stepscope.traces.model.columns import Ints, Rows
-from stepscope.traces.model.tables import Table, distinct, table_of
+from stepscope.traces.model.tables import Table, distinct, distinct_rows, table_of
 from stepscope.traces.model.window import Window, nest_of, padded, sums
 
 __all__ = ["Flops", "flops_found", "flops_of", "flops_table"]
@@ -243,18 +243,17 @@ def _worth(window: Window, wanted: Rows) -> Ints:
     """Count each operator, [wanted]; −1: unknown; each combination of name, shapes and settings is computed once."""
     trace, side = window.trace, window.host.side[wanted]
     columns = (trace.slices.name[wanted], padded(trace.ops.dims)[side], padded(trace.ops.concrete)[side])
-    if not len(wanted):
-        return np.empty(0, np.int64)
-    keys, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    found = [flops_of(trace.text(name), trace.text(dims), trace.text(more)) for name, dims, more in keys.tolist()]
-    return np.array([-1 if each is None else each for each in found], np.int64)[inverse.reshape(-1)]
+    first, number = distinct_rows(*columns)
+    keys = zip(*(column[first].tolist() for column in columns), strict=True)
+    found = [flops_of(trace.text(name), trace.text(dims), trace.text(more)) for name, dims, more in keys]
+    return np.array([-1 if each is None else each for each in found], np.int64)[number]
 
 
 def _holds_any(window: Window, outer: Rows, inner: Rows) -> np.ndarray:
     """Return whether one of ``inner`` is inside, [outer]."""
     nest = nest_of(window.calls, outer)
     inside = np.zeros(len(outer), bool)
-    at = nest.around[inner]
+    at: Rows = nest.around[inner]
     while (at >= 0).any():
         inside[at[at >= 0]] = True
         at = padded(nest.above)[at]

@@ -340,10 +340,11 @@ class Trace:
         return np.flatnonzero(self.is_of(kinds)).astype(np.int32)
 
     def is_of(self, kinds: Iterable[Kind]) -> NDArray[np.bool_]:
-        """Return which slices are of some kinds, [slices]; a lookup, many times faster than ``np.isin``."""
-        wanted = np.zeros(256, bool)
-        wanted[[int(kind) for kind in kinds]] = True
-        return wanted[self.slices.kind]
+        """Return which slices are of some kinds, [slices]; comparisons of bytes, many times faster than a lookup."""
+        found = np.zeros(len(self), bool)
+        for kind in kinds:
+            found |= self.slices.kind == int(kind)
+        return found
 
     @cached_property
     def host_rows(self) -> Rows:
@@ -545,5 +546,8 @@ THREADS = (("slices", "thread"), ("memory", "thread"), ("flows", "from_thread"),
 
 def named(trace: Trace, rows: Rows, matches: Callable[[str], Any]) -> NDArray[np.bool_]:
     """Return which rows have a name that satisfies ``matches``, [rows]; False for row −1."""
-    answers = np.append(trace.names_where(matches), False)
-    return answers[np.where(rows >= 0, trace.slices.name[rows], -1)] if len(rows) else np.zeros(0, bool)
+    if not len(rows):
+        return np.zeros(0, bool)
+    found = trace.names_where(matches)[trace.slices.name[rows].astype(np.intp)]
+    found[rows < 0] = False
+    return found

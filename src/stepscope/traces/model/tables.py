@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stepscope.traces.model.columns import Ints
 
-__all__ = ["Grouped", "Table", "distinct", "grouped", "median", "sorted_by_key", "sums_of", "table_of"]
+__all__ = ["Grouped", "Table", "distinct", "distinct_rows", "grouped", "median", "sorted_by_key", "sums_of", "table_of"]
 
 
 # -- table ------------------------------------------------------------------------------------------------------------
@@ -143,6 +143,17 @@ def distinct(values: NDArray[np.integer]) -> tuple[NDArray[Any], Ints]:
     used[offset] = True
     number = np.cumsum(used) - 1
     return (np.flatnonzero(used) + low).astype(values.dtype), number[offset]
+
+
+def distinct_rows(*columns: NDArray[np.integer[Any]]) -> tuple[Ints, Ints]:
+    """Return where each distinct combination of values occurs first, and the number of each row's combination."""
+    number = distinct(columns[0])[1]
+    for column in columns[1:]:
+        known, own = distinct(column)
+        number = distinct(number * len(known) + own)[1]
+    first = np.empty(int(number.max(initial=-1)) + 1, np.int64)
+    first[number[::-1]] = np.arange(len(number))[::-1]
+    return first, number
 
 
 def sums_of(groups: Grouped, keys: NDArray[np.integer], values: NDArray[np.integer] | NDArray[np.bool_]) -> Ints:

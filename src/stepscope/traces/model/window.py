@@ -652,8 +652,7 @@ class Window:
         """Return rows that count; the result is cached and must not be modified."""
         known = self._rows.get(kinds)
         if known is None:
-            rows = self.trace.rows_of(kinds)
-            known = self._rows[kinds] = rows[self.counts[rows]]
+            known = self._rows[kinds] = np.flatnonzero(self.trace.is_of(kinds) & self.counts).astype(np.int32)
         return known
 
     @cached_property

@@ -517,28 +517,37 @@ class Exits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkColumns:
+    """One entry per work item: device work by start, then host collectives."""
+
+    row: Rows
+    """Its slice."""
+    start_ns: Ints
+    end_ns: Ints
+    collective: NDArray[np.bool_]
+    call: Rows
+    """The launching call; −1: unknown."""
+    launch_thread: Ints
+    """−1: unknown."""
+    launched_ns: Ints
+    """When its launch released it; its start if unknown."""
+    before: Ints
+    """The previous one on its stream; −1: none."""
+    awaited: Ints
+    """The one on another stream that it waited for; −1: none known."""
+    via: Ints
+    """Which of them was the latest."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Graph:
+    """Columns of work are also lists, in which walks and replays read single items many times faster."""
+
     window: Window
     lines: dict[int, HostLine]
     main: list[int]
     """[steps]; the thread that the step ran on; −1: none."""
-    row: Rows
-    """[work]; its slice; device work by start, then host collectives."""
-    start_ns: list[int]
-    end_ns: list[int]
-    collective: list[bool]
-    call: Rows
-    """[work]; the launching call; −1: unknown."""
-    launch_thread: list[int]
-    """[work]; −1: unknown."""
-    launched_ns: list[int]
-    """[work]; when its launch released it; its start if unknown."""
-    before: list[int]
-    """[work]; the previous one on its stream; −1: none."""
-    awaited: list[int]
-    """[work]; the one on another stream that it waited for; −1: none known."""
-    via: list[int]
-    """[work]; which of them was the latest."""
+    columns: WorkColumns
     chains: Chains
     """Chains of one stream or, for host collectives, of one thread."""
     exits: dict[int, Exits]
@@ -546,15 +555,50 @@ class Graph:
     checks: dict[int, Exits]
     """By thread; the exits, and where it would have waited had it arrived earlier (``since_ns`` is ``at_ns``)."""
 
-    @cached_property
-    def work_ends_ns(self) -> Ints:
-        """[work]; ``end_ns`` as an array."""
-        return np.array(self.end_ns, np.int64)
+    @property
+    def row(self) -> Rows:
+        return self.columns.row
+
+    @property
+    def call(self) -> Rows:
+        return self.columns.call
 
     @cached_property
     def work_ns(self) -> Ints:
         """[work]; durations."""
-        return self.work_ends_ns - np.array(self.start_ns, np.int64)
+        return self.columns.end_ns - self.columns.start_ns
+
+    @cached_property
+    def start_ns(self) -> list[int]:
+        return self.columns.start_ns.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def end_ns(self) -> list[int]:
+        return self.columns.end_ns.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def collective(self) -> list[bool]:
+        return self.columns.collective.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def launch_thread(self) -> list[int]:
+        return self.columns.launch_thread.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def launched_ns(self) -> list[int]:
+        return self.columns.launched_ns.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def before(self) -> list[int]:
+        return self.columns.before.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def awaited(self) -> list[int]:
+        return self.columns.awaited.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def via(self) -> list[int]:
+        return self.columns.via.tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def causes(self) -> dict[int, NDArray[np.int8]]:
@@ -593,17 +637,19 @@ def graph_of(window: Window) -> Graph:
         window=window,
         lines=lines,
         main=main,
-        row=row,
-        start_ns=start_ns.tolist(),
-        end_ns=end_ns.tolist(),
+        columns=WorkColumns(
+            row=row,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            collective=collective,
+            call=call,
+            launch_thread=launch_thread,
+            launched_ns=launched,
+            before=before,
+            awaited=awaited,
+            via=via,
+        ),
         chains=chains_of(stream, start_ns, follows),
-        collective=collective.tolist(),
-        call=call,
-        launch_thread=launch_thread.tolist(),
-        launched_ns=launched.tolist(),
-        before=before.tolist(),
-        awaited=awaited.tolist(),
-        via=via.tolist(),
         exits=exits.sorted(lambda each: each[1] < each[0]),
         checks=exits.sorted(lambda each: True),
     )

@@ -144,7 +144,7 @@ def whole_segments(graph: Graph) -> Segments | None:
     if between is None:
         return None
     start_ns, end_ns = between
-    mine = np.flatnonzero((graph.work_ends_ns == end_ns) & launched_in_steps(graph.window)[graph.row])
+    mine = np.flatnonzero((graph.columns.end_ns == end_ns) & launched_in_steps(graph.window)[graph.row])
     _, segments = routes_of(graph, [walk_back(graph, int(mine[0]), start_ns)], NO_ROWS)
     return segments
 
@@ -179,14 +179,11 @@ def _total(steps: tuple[StepPath, ...]) -> dict[str, int]:
 def walks_of(graph: Graph) -> list[StepWalk]:
     """Walk each step, with the legs of all collectives that began in it."""
     steps = graph.window.steps
-    begins = [index for index, is_one in enumerate(graph.collective) if is_one]
-    starts = np.array([graph.start_ns[index] for index in begins], np.int64)
-    order = np.argsort(starts, kind="stable")
-    bounds = [np.searchsorted(starts[order], [step.start_ns, step.end_ns]) for step in steps]
-    return [
-        walk_step(graph, number, [begins[at] for at in order[first:last]])
-        for number, (first, last) in enumerate(bounds)
-    ]
+    begins = np.flatnonzero(graph.columns.collective)
+    begins = begins[np.argsort(graph.columns.start_ns[begins], kind="stable")]
+    starts = graph.columns.start_ns[begins]
+    bounds = [np.searchsorted(starts, [step.start_ns, step.end_ns]) for step in steps]
+    return [walk_step(graph, number, begins[first:last].tolist()) for number, (first, last) in enumerate(bounds)]
 
 
 def path_segments(window: Window) -> Segments:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stepscope.traces.model.columns import Codes, Ints, Kind, Rows
 from stepscope.traces.model.tables import distinct
-from stepscope.traces.model.window import Window
+from stepscope.traces.model.window import Window, padded
 from stepscope.traces.path.graph import CAUSES, Cause, Graph, HostLine, Via, expanded
 
 __all__ = ["Routes", "Segments", "StepWalk", "routes_of", "summed", "walk_back", "walk_step"]
@@ -314,7 +314,7 @@ def _operators(window: Window) -> Rows:
 
 def _of_chains(graph: Graph, pieces: Pieces, which: Ints) -> Segments:
     of, start_ns, until_ns, work, delay = expanded(
-        graph.chains, graph.work_ends_ns, pieces.start_ns[which], pieces.end_ns[which], pieces.index[which]
+        graph.chains, graph.columns.end_ns, pieces.start_ns[which], pieces.end_ns[which], pieces.index[which]
     )
     what = np.where(delay > 0, int(What.DELAY), int(What.WORK))
     node = pieces.node[which][of]
@@ -328,8 +328,9 @@ def _of_work(graph: Graph, pieces: Pieces, which: Ints) -> Segments:
     row = graph.row[work]
     kernel = slices.kind[row] == Kind.KERNEL
     cause = np.where(kernel, Cause.COMPUTE, Cause.COPY)
-    cause = np.where(np.array(graph.collective, bool)[work], Cause.COMMUNICATION, cause)
-    launched = np.isin(np.array(graph.via, np.int64)[work], (Via.LAUNCH, Via.NOTHING))
+    cause = np.where(graph.columns.collective[work], Cause.COMMUNICATION, cause)
+    via = graph.columns.via[work]
+    launched = (via == LAUNCH) | (via == NOTHING)
     delay = np.where(launched, Cause.LAUNCH_DELAY, Cause.KERNEL_GAP)
     owner = window.owner[row]
     return Segments(
@@ -348,18 +349,17 @@ def _of_thread(graph: Graph, line: HostLine, pieces: Pieces, which: Ints, operat
     start_ns, end_ns = pieces.start_ns[which], pieces.end_ns[which]
     first, last = line.at(start_ns), line.at(end_ns - 1)
     count = last - first + 1
-    of = np.repeat(np.arange(len(which), dtype=np.int32), count)
-    at = np.arange(len(of), dtype=np.int32) + (first - np.cumsum(count) + count).astype(np.int32)[of]
-    row = line.row[at]
-    owner = np.where(row >= 0, operator[row], -1)
+    at = np.arange(int(count.sum())) + np.repeat(first - np.cumsum(count) + count, count)
+    # Of the pieces of the line, which are fewer, or as many; −1 stands for no slice.
+    names = padded(slices.name)
     return Segments(
-        start_ns=np.maximum(line.start_ns[at], start_ns[of]),
-        end_ns=np.minimum(line.ends_ns[at], end_ns[of]),
+        start_ns=np.maximum(line.start_ns[at], np.repeat(start_ns, count)),
+        end_ns=np.minimum(line.ends_ns[at], np.repeat(end_ns, count)),
         cause=graph.causes[line.thread][at],
-        name=np.where(row >= 0, slices.name[row], -1).astype(np.int32),
-        operator=np.where(owner >= 0, slices.name[owner], -1).astype(np.int32),
+        name=names[line.row][at],
+        operator=names[padded(operator)[line.row]][at],
         place=np.full(len(at), line.thread, np.int32),
-        node=pieces.node[which].astype(np.int32)[of],
+        node=np.repeat(pieces.node[which].astype(np.int32), count),
     )
 
 
@@ -528,8 +528,9 @@ def _cut_pieces(nodes: _Nodes, pieces: list[Piece], instants: list[int], ids: li
 def _exchange_numbers(graph: Graph, rows: Rows) -> dict[int, int]:
     """Map work items to their exchanges."""
     by_row = {row: at for at, row in enumerate(rows.tolist())}
-    works = [work for work, is_one in enumerate(graph.collective) if is_one]
-    return {work: by_row[row] for work, row in zip(works, graph.row[works].tolist(), strict=True) if row in by_row}
+    works = np.flatnonzero(graph.columns.collective)
+    pairs = zip(works.tolist(), graph.row[works].tolist(), strict=True)
+    return {work: by_row[row] for work, row in pairs if row in by_row}
 
 
 def _tops(graph: Graph, segments: Segments, count: int) -> tuple[Ints, Ints, Ints, tuple[str, ...]]:

@@ -120,11 +120,10 @@ class Plan:
         self.graph, self.first, self.last = graph, first, last
         self.steps = graph.window.steps[first : last + 1]
         self.start_ns, self.end_ns = self.steps[0].start_ns, max(step.end_ns for step in self.steps)
-        self.starts, self.ends = graph.work_ends_ns - graph.work_ns, graph.work_ends_ns
-        self.launched = np.array(graph.launched_ns, np.int64)
-        via = np.array(graph.via, np.int64)
-        self.thread = np.where(via == Via.NOTHING, graph.main[first], np.array(graph.launch_thread, np.int64))
-        before, awaited = np.array(graph.before, np.int64), np.array(graph.awaited, np.int64)
+        columns = graph.columns
+        self.starts, self.ends, self.launched = columns.start_ns, columns.end_ns, columns.launched_ns
+        via, before, awaited = columns.via, columns.before, columns.awaited
+        self.thread = np.where(via == Via.NOTHING, graph.main[first], columns.launch_thread)
         ends = np.append(self.ends, 0)
         self.lags = np.stack(
             [
@@ -482,7 +481,7 @@ def what_ifs(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operators
         return ()
     by_length = sorted(range(len(steps)), key=lambda index: steps[index].end_ns - steps[index].start_ns)
     step = by_length[len(steps) // 2]
-    starts = graph.work_ends_ns - graph.work_ns
+    starts = graph.columns.start_ns
     budget = max(LEAST_VISITS, graph.window.trace.meta.read_events // EVENTS_PER_VISIT)
     for first in (max(step - 1, 0), step):
         # Start with the previous step: what it left running is changed, too.
@@ -564,7 +563,7 @@ def _durations(plan: Plan, change: Change) -> Durations:
     if change.kind == "op":
         return _operator(plan, change)
     if change.kind == "comm":
-        return _changed(graph, change, np.array(graph.collective, bool), {})
+        return _changed(graph, change, graph.columns.collective, {})
     if change.kind == "copy":
         return _changed(graph, change, np.isin(kind, (Kind.MEMCPY, Kind.MEMSET)), {})
     causes = graph.causes

@@ -136,9 +136,9 @@ class Batch:
         self._thread_of = thread_of
         self._pieces: list[Scanned] = []
         self._codes: dict[str, list[int]] = {name: [] for name in (*ORDER, *THREADS)}
-        """Of the texts of all pieces."""
+        """Of the texts of all pieces; for strings, those of each piece follow a −1, which stands for a missing text."""
         self._before: dict[str, list[int]] = {name: [] for name in (*ORDER, *THREADS)}
-        """How many texts earlier pieces have, by piece."""
+        """Where the texts of each piece begin among them."""
         self.places: list[tuple[int | str, int | str]] = []
         """Pid and tid of the texts of ``thread``."""
 
@@ -149,6 +149,7 @@ class Batch:
         self._pieces.append(piece)
         for name in ORDER:
             codes = self._codes[name]
+            codes.append(-1)
             self._before[name].append(len(codes))
             codes += map(self._text_codes[name].__getitem__, piece.texts.get(name, ()))
         for name in THREADS:
@@ -171,9 +172,8 @@ class Batch:
                 before = np.cumsum([0, *[piece.slices for piece in self._pieces]])[:-1]
                 joined[name] = values + np.repeat(before, lengths)
             elif name in self._codes:
-                at = np.where(values >= 0, values + np.repeat(self._before[name], lengths), -1)
-                # The last is for −1, which stands for a missing text.
-                joined[name] = np.array([*self._codes[name], -1], np.int32)[at]
+                at = values + np.repeat(self._before[name], lengths)
+                joined[name] = np.array(self._codes[name], np.int32)[at]
         if "thread" in kinds:
             parts = [piece.columns.get("thread", (b"", ""))[0] for piece in self._pieces]
             lengths = [len(part) // 4 for part in parts]
