@@ -6,21 +6,22 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import pytest
 from fakes.cluster import Cluster, slow_at
 from fakes.samples import with_samples
 from made_runs import WALL_NS, record
-from mcp import Client
 
 from stepscope.assistant.hub_api import HubApi
-from stepscope.assistant.mcp_server import ServerOptions, make_server
 from stepscope.hub.runs import Runs
 from stepscope.store.documents import read_meta, write_meta
 from stepscope.store.live.failures import write_hang
 from tests.hub.run_parts import missing_rank
+
+if TYPE_CHECKING:
+    from stepscope.assistant.mcp_server import ServerOptions
 
 T = TypeVar("T")
 STEP_S = 0.069
@@ -49,7 +50,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def connect(folder: Path) -> Callable[..., Any]:
-    """``async with connect() as client``: the package's own client of a server in this process."""
+    """``async with connect() as client``: the package's own client of a server in this process.
+
+    Every worker imports these files, and loading ``mcp`` takes two seconds: those that run these tests do.
+    """
+    from mcp import Client
+
+    from stepscope.assistant.mcp_server import ServerOptions, make_server
 
     @asynccontextmanager
     async def connected(options: ServerOptions | None = None, runs: Path = folder) -> Any:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx2
 import pytest
-from mcp import Client, StdioServerParameters, stdio_client
-from mcp.client.streamable_http import streamable_http_client
 
 from stepscope.assistant.hub_api import HubApi
-from stepscope.assistant.mcp_server import ServerOptions, http_app
 from stepscope.assistant.tools import CHANGING_TOOLS, READING_TOOLS
 from stepscope.hub.api.auth import Readers, ReaderTokens
 from stepscope.hub.runs import Runs
 from tests.assistant.conftest import document_of, in_loop
 from tests.hub.run_parts import READER, Hub
+
+if TYPE_CHECKING:
+    from mcp import Client
 
 CALLS: dict[str, dict[str, object]] = {
     "list_runs": {},
@@ -61,6 +60,8 @@ def test_every_tool_has_a_call_here() -> None:
 
 
 def test_stdio_calls_every_tool_and_ends_with_the_client(folder: Path) -> None:
+    from mcp import Client, StdioServerParameters, stdio_client
+
     server = StdioServerParameters(
         command=sys.executable, args=["-m", "stepscope", "mcp", str(folder)], env={"PYTHONWARNINGS": ""}
     )
@@ -74,6 +75,8 @@ def test_stdio_calls_every_tool_and_ends_with_the_client(folder: Path) -> None:
 
 @pytest.fixture
 def server(folder: Path, tmp_path: Path) -> Iterator[Callable[..., Hub]]:
+    from stepscope.assistant.mcp_server import ServerOptions, http_app
+
     hubs: list[Hub] = []
 
     def start(*, changes: bool = False, named: ReaderTokens | None = None) -> Hub:
@@ -106,11 +109,15 @@ class _Started(Hub):
         super().__init__(made)
 
 
-async def over_http(hub: Hub, token: str | None, work: Callable[[Client], Any]) -> Any:
+async def over_http(hub: Hub, token: str | None, work: Callable[[Client], Any], mode: str = "auto") -> Any:
+    import httpx2
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
+
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     async with (
         httpx2.AsyncClient(headers=headers, timeout=30) as http,
-        Client(streamable_http_client(f"{hub.url}/mcp", http_client=http)) as client,
+        Client(streamable_http_client(f"{hub.url}/mcp", http_client=http), mode=mode) as client,
     ):
         return await work(client)
 
@@ -118,15 +125,7 @@ async def over_http(hub: Hub, token: str | None, work: Callable[[Client], Any]) 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_http_calls_every_tool_with_the_token(server: Callable[..., Hub], mode: str) -> None:
     hub = server()
-
-    async def work() -> dict[str, Any]:
-        async with (
-            httpx2.AsyncClient(headers={"Authorization": f"Bearer {READER}"}, timeout=30) as http,
-            Client(streamable_http_client(f"{hub.url}/mcp", http_client=http), mode=mode) as client,
-        ):
-            return await call_all(client)
-
-    check_all(in_loop(work))
+    check_all(in_loop(lambda: over_http(hub, READER, call_all, mode)))
 
 
 def _post(hub: Hub, **headers: str) -> tuple[int, str]:

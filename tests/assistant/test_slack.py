@@ -31,7 +31,6 @@ from stepscope.assistant.slack_questions import (
     parse_question,
     slack_message,
 )
-from stepscope.assistant.slack_socket import SlackBot, SlackOptions
 from stepscope.errors import HubError
 from stepscope.hub.runs import Runs
 
@@ -181,6 +180,8 @@ def test_questions_over_a_socket_are_answered_once_in_their_thread(folder: Path,
 
 
 def test_refused_and_unreachable(folder: Path, slack: FakeSlack) -> None:
+    from stepscope.assistant.slack_socket import SlackBot, SlackOptions
+
     def connect(**options: str) -> str:
         async def work() -> None:
             api = HubApi(Runs.of_folder(folder))

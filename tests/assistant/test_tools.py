@@ -19,7 +19,6 @@ from stepscope.alerts.incident_file import append_incident
 from stepscope.alerts.model import Incident
 from stepscope.alerts.requests import RequestDesk, run_silences
 from stepscope.assistant.answers import Answer, bounded
-from stepscope.assistant.mcp_server import ServerOptions
 from stepscope.assistant.tools import CHANGING_TOOLS, READING_TOOLS
 from stepscope.records.finding_history import FindingEpisode, episode_line
 from stepscope.store.catalog import read_labels
@@ -28,7 +27,6 @@ from stepscope.store.paths import FINDING_HISTORY
 from tests.assistant.conftest import LINE, SECRET, STEP_S, document_of, in_loop
 
 Ask = Callable[..., Any]
-CHANGES = ServerOptions(changes=True)
 PRICE = (
     "43% of the training time (5.89 s); without it a step takes 39.4 ms instead of 69.0 ms on average, 1.75× as fast."
 )
@@ -219,12 +217,14 @@ def test_every_document_fits(value: Any, most: int) -> None:
 @pytest.fixture
 def changed(folder: Path, tmp_path: Path, connect: Callable[..., Any]) -> Callable[..., Any]:
     """``changed("label_run", run=…)``: a call that may change a copy of the runs."""
+    from stepscope.assistant.mcp_server import ServerOptions
+
     copy = tmp_path / "runs"
     shutil.copytree(folder / "night", copy / "night")
 
     def call(name: str, **arguments: object) -> Any:
         async def work() -> Any:
-            async with connect(CHANGES, copy) as client:
+            async with connect(ServerOptions(changes=True), copy) as client:
                 return await client.call_tool(name, arguments)
 
         return in_loop(work)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import platform
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,15 @@ from stepscope.store.paths import EVENTS, SAMPLES, STEPS, segment_path
 from stepscope.wire.frames import FrameHead, Part, RingRows, pack_block, pack_frame, part_of, read_frame, ring_id
 from tests.hub.gate_parts import rings_part
 
+writer_of = cache(SegmentWriter)
+"""Making one reads the whole file."""
+
 
 def append(run_dir: Path, rank_series: RankSeries, steps: range) -> None:
-    writer = SegmentWriter(segment_path(run_dir, key_of(rank_series)))
     rows, _ = records_of(rank_series)
-    own = rows[np.isin(rows["step"], steps)]
-    writer.append(RingBatch(slots=[row.tobytes() for row in own], last_seq=steps.stop, lost=0, torn=0))
+    own = [row.tobytes() for row in rows[np.isin(rows["step"], steps)]]
+    writer = writer_of(segment_path(run_dir, key_of(rank_series)))
+    writer.append(RingBatch(slots=own, last_seq=steps.stop, lost=0, torn=0))
 
 
 def test_everything_is_read_once_however_it_was_written(tmp_path: Path) -> None:
