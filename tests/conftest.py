@@ -312,6 +312,20 @@ def forked_ranks(job: Path) -> Path:
     return ROOT / "src" / "stepscope" / "demo" / "ranks.py"
 
 
+@pytest.fixture(scope="session")
+def runs_of_a_year(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 120 runs on six hosts, of which the third is slow; nobody may change it."""
+    from fakes.fleet import BadHost, FleetYear
+
+    year = FleetYear(
+        seed=4, count=120, hosts=6, jobs=2, ranks_per_host=1, own_changes=0,
+        bad_hosts=(BadHost(host=2, slow=0.2),), bad_links=(), image_changes=(),
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("fleet") / "runs"
+    year.write(folder)
+    return folder
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[..., Path]:
     """``script("a = 1", name="train.py")`` writes it into ``tmp_path``."""

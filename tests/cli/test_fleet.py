@@ -8,31 +8,18 @@ import time
 from pathlib import Path
 
 import pytest
-from fakes.fleet import BadHost, FleetYear
 from loopback_receiver import Reply, loopback_receiver
 
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
 from stepscope.store.catalog import change_labels, list_runs
 
-YEAR = FleetYear(
-    seed=4, count=120, hosts=6, jobs=2, ranks_per_host=1, own_changes=0,
-    bad_hosts=(BadHost(host=2, slow=0.2),), bad_links=(), image_changes=(),
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def made_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fleet") / "runs"
-    YEAR.write(folder)
-    return folder
-
 
 @pytest.fixture
-def runs(made_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def runs(runs_of_a_year: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    return made_runs
+    return runs_of_a_year
 
 
 def test_the_document_and_the_text_name_the_slow_host(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,10 +102,10 @@ def test_sql_on_all_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.fixture
-def own_runs(made_runs: Path, tmp_path: Path) -> Path:
+def own_runs(runs_of_a_year: Path, tmp_path: Path) -> Path:
     """The ten first runs; the last of them started an hour ago."""
     folder = tmp_path / "runs"
-    for path in sorted(made_runs.iterdir())[:10]:
+    for path in sorted(runs_of_a_year.iterdir())[:10]:
         shutil.copytree(path, folder / path.name)
     meta = json.loads((folder / "run-00009" / "run.json").read_text())
     meta["created_wall_ns"] = time.time_ns() - 3600 * 10**9

@@ -14,16 +14,7 @@ from stepscope.errors import UsageError
 from stepscope.store.catalog import change_labels
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run, read_meta, save_summary, write_meta
-
-SUMMARY = {
-    "schema": 1,
-    "status": "finished",
-    "status_text": "finished",
-    "world_size": 4,
-    "steps": {"total": 12_000},
-    "step_time": {"p50_ms": 123.456},
-    "verdict": {"kind": "straggler", "severity": "critical", "title": "Rank 2 is slow in forward"},
-}
+from tests.archive.conftest import SUMMARY
 
 
 @pytest.fixture

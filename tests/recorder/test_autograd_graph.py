@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
+from torch_modes import noting_modes
 
 from stepscope.recorder.layers import autograd_graph
 from stepscope.recorder.layers.autograd_graph import AutogradGraph
@@ -708,14 +709,8 @@ def test_an_exception_in_forward_does_not_move_bytes_to_other_layers(layers: Lay
 
 
 def test_modes_and_tensors_of_the_script_do_not_see_the_walk(layers: Layers) -> None:
-    from torch.overrides import TorchFunctionMode
-
     seen: list[str] = []
-
-    class Functions(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(getattr(func, "__name__", ""))
-            return func(*args, **(kwargs or {}))
+    functions, _ = noting_modes(seen)
 
     class Mine(torch.Tensor):
         @classmethod
@@ -729,7 +724,7 @@ def test_modes_and_tensors_of_the_script_do_not_see_the_walk(layers: Layers) -> 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loss = model(X.as_subclass(Mine)).exp().sum()
         seen.clear()
-        with Functions():
+        with functions:
             torch.autograd.backward(loss)
         optimizer.step()
         return list(seen)

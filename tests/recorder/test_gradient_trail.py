@@ -16,8 +16,7 @@ from clock import FakeClock
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch_modes import noting_modes
 
 from stepscope.recorder import guard
 from stepscope.recorder.instrumentation import Instrumentation
@@ -276,18 +275,7 @@ def test_nothing_of_the_script_is_kept_or_seen(sampled: Layers, clock: FakeClock
     model.zero_grad()
     assert [gradient() for gradient in gradients] == [None] * len(gradients)
     seen: list[str] = []
-
-    class Functions(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(getattr(func, "__name__", ""))
-            return func(*args, **(kwargs or {}))
-
-    class Operations(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    for mode in (Functions(), Operations()):
+    for mode in noting_modes(seen):
         with mode:
             train(model, clock, steps=3)
     assert not [name for name in seen if "norm" in name or "stack" in name]

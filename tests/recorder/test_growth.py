@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_modes import noting_modes
 
 from stepscope.recorder.layers import growth
 from stepscope.recorder.layers.growth import GrowthWatch
@@ -427,22 +428,12 @@ def test_subclasses_of_containers_and_tensors_run_nothing() -> None:
 
 
 def test_modes_of_the_script_see_nothing() -> None:
-    seen: list[Any] = []
-
-    class Functions(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(function)
-            return function(*args, **(kwargs or {}))
-
-    class Dispatches(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(function)
-            return function(*args, **(kwargs or {}))
-
+    seen: list[str] = []
+    functions, operations = noting_modes(seen)
     weight = torch.ones(4, requires_grad=True)
     tensors = [weight.sum() for _ in range(200)]
     kept: list[torch.Tensor] = []
-    with Dispatches(), Functions():
+    with operations, functions:
         found = Memory(MB).train(200, lambda step: kept.append(tensors[step]))["growing"]
     assert (found["graph"], seen) == (True, [])
 

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from torch_modes import noting_modes
 
 import stepscope
 from stepscope.recorder import bootstrap, device, guard
@@ -832,24 +833,10 @@ def test_losses_are_bit_identical(
 
 
 def test_the_scripts_modes_do_not_see_our_operations(layers: Layers) -> None:
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     seen: list[str] = []
-
-    class Functions(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(getattr(func, "__name__", ""))
-            return func(*args, **(kwargs or {}))
-
-    class Operations(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
     model = two_layers()
     train(model, 2)
-    for mode in (Functions(), Operations()):
+    for mode in noting_modes(seen):
         seen.clear()
         with mode:
             train(model, 2)

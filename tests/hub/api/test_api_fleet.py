@@ -7,22 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.fleet import BadHost, FleetYear
 
 from stepscope.hub.runs import Runs
 from stepscope.store.user_runs import add_folder, known_folders, run_id
-
-YEAR = FleetYear(
-    seed=4, count=120, hosts=6, jobs=2, ranks_per_host=1, own_changes=0,
-    bad_hosts=(BadHost(host=2, slow=0.2),), bad_links=(), image_changes=(),
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder_of_year(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fleet") / "runs"
-    YEAR.write(folder)
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -30,20 +17,20 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def test_the_fleet_of_a_folder_and_of_all_runs_of_a_user(serve: Any, folder_of_year: Path) -> None:
-    hub = serve(lambda: Runs.of_folder(folder_of_year))
+def test_the_fleet_of_a_folder_and_of_all_runs_of_a_user(serve: Any, runs_of_a_year: Path) -> None:
+    hub = serve(lambda: Runs.of_folder(runs_of_a_year))
     document = hub.get("/api/v1/fleet?limit=3").json
     (suspect,) = [row for row in document["hosts"] if row["suspect"]]
     assert (suspect["host"], len(suspect["runs"])) == ("gpu-002", 3)
     assert set(suspect["runs"]) <= {row["id"] for row in hub.get("/api/v1/runs?limit=200").json["runs"]}
     assert hub.get("/api/v1/fleet?since_days=1").json["totals"]["runs"] == 0
     assert hub.get("/api/v1/fleet?limit=1000").status == 400
-    add_folder(folder_of_year, os.environ)
+    add_folder(runs_of_a_year, os.environ)
     everything = serve(lambda: Runs.of_user(lambda: known_folders(os.environ)))
     ids = {id_ for row in everything.get("/api/v1/fleet").json["causes"] for id_ in row["runs"]}
-    assert ids <= {run_id(folder_of_year.resolve() / f"run-{number:05}") for number in range(120)}
+    assert ids <= {run_id(runs_of_a_year.resolve() / f"run-{number:05}") for number in range(120)}
 
 
-def test_the_hub_of_one_run_has_no_fleet(serve: Any, folder_of_year: Path) -> None:
-    hub = serve(lambda: Runs.of_folder(folder_of_year / "run-00000"))
+def test_the_hub_of_one_run_has_no_fleet(serve: Any, runs_of_a_year: Path) -> None:
+    hub = serve(lambda: Runs.of_folder(runs_of_a_year / "run-00000"))
     assert hub.get("/api/v1/fleet").status == 404
