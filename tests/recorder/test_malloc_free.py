@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.recorder.layers.growth import GrowthWatch
-from stepscope.recorder.layers.malloc_free import LONGEST_NS, MOST_READINGS, WAIT_FACTOR, MallocFree, free_in_glibc
+from stepscope.recorder.layers.malloc_free import LONGEST_NS, MOST_READINGS, MallocFree, free_in_glibc
 
 MB = 1 << 20
 
@@ -20,20 +20,19 @@ class Heap:
     def __init__(self, world_size: int = 1) -> None:
         self.free = 0
         self.takes_ns = 0
-        self.now_ns = 0
         self.readings = 0
-        self.watched = MallocFree(self._read, clock_ns=lambda: self.now_ns)
+        self._spent_ns = 0
+        self.watched = MallocFree(self._read, clock_ns=lambda: self._spent_ns)
         self.watched.world_size = world_size
 
     def _read(self) -> int:
         self.readings += 1
-        self.now_ns += self.takes_ns
+        self._spent_ns += self.takes_ns
         return self.free * MB
 
-    def at(self, step: int, resident: int, free: int) -> dict[str, Any]:
+    def at(self, step: int, resident: int, free: int, now_s: float = 0.0) -> dict[str, Any]:
         self.free = free
-        known, facts = self.watched.read(step, resident * MB)
-        assert known % MB == 0
+        _, facts = self.watched.read(step, now_s, resident * MB)
         return facts
 
 
@@ -50,19 +49,16 @@ def test_calls_take_a_thousandth_of_the_time() -> None:
     heap = Heap()
     heap.takes_ns = 1_000_000
     for step in range(2_000):
-        heap.now_ns = max(heap.now_ns, step * 10_000_000)
-        heap.at(step, 1_000, step)
-    assert heap.readings == 20
-    assert heap.watched.read(2_000, 0)[0] == 1_900 * MB  # as far as known
-    assert WAIT_FACTOR == 1_000
+        heap.at(step, 1_000, step, step / 128)  # 15.6 s
+    assert heap.readings == 16
+    assert heap.watched.read(2_000, 0.0, 0)[0] == 1_920 * MB  # as far as known
 
 
 def test_it_is_not_read_again_once_that_took_long() -> None:
     heap = Heap()
     heap.takes_ns = LONGEST_NS + 1
     for step in range(4):
-        heap.now_ns = step * 3_600 * 10**9
-        heap.at(step, 100 * step, 100 * step)
+        heap.at(step, 100 * step, 100 * step, 3_600.0 * step)
     assert heap.readings == 1
 
 

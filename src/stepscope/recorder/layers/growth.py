@@ -232,7 +232,7 @@ class GrowthWatch:
         self._clock_ns = clock_ns
         self._read = memory_in_use if used is None else lambda: (int(used()), 0)
         self.floors = MemoryFloors(now_s())
-        self.malloc_free = MallocFree(free_in_glibc() if used is None else malloc_free, clock_ns=clock_ns)
+        self.malloc_free = MallocFree(free_in_glibc() if used is None else malloc_free)
         self._every = FIRST_READING
         self._read_at = FIRST_READING
         self._began_s = self._read_s = now_s()
@@ -276,7 +276,7 @@ class GrowthWatch:
         self._read_s = now_s
         self._read_at = step + self._every
         host, device = self._read()
-        free, of_malloc = self.malloc_free.read(step, host)
+        free, of_malloc = self.malloc_free.read(step, now_s, host)
         used = max(host - free, 0) + device
         self.jumped = self._last is not None and used - self._last >= max(JUMP_BYTES, JUMP_SHARE * self._last)
         self._last = used

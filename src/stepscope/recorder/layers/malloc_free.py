@@ -18,9 +18,9 @@ from typing import Any
 __all__ = ["MallocFree", "free_in_glibc"]
 
 LONGEST_NS = 5_000_000
-"""Once a call took this long, there is no other."""
-WAIT_FACTOR = 1_000
-"""Of the time that a call took; until the next."""
+"""Of processor time: once a call took this long, there is no other."""
+MOST_COST = 0.001
+"""Of the time until the next call."""
 MOST_READINGS = 32
 """If there are more, every other one is dropped, and fewer are added from then on."""
 UNIT = 1 << 16
@@ -43,12 +43,15 @@ class _Mallinfo2(ctypes.Structure):
 
 
 class MallocFree:
-    def __init__(self, read: Callable[[], int] | None, *, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
-        """``read``: the bytes that are free now; None if that cannot be known."""
+    def __init__(self, read: Callable[[], int] | None, *, clock_ns: Callable[[], int] = time.thread_time_ns) -> None:
+        """``read``: the bytes that are free now; None if that cannot be known.
+
+        ``clock_ns``: processor time, since on a busy machine any call may take long.
+        """
         self.world_size = 1
         self._read = read
         self._clock_ns = clock_ns
-        self._due_ns = 0
+        self._due_s = 0.0
         self._free = 0
         self._readings: list[tuple[int, int, int]] = []
         """(step, bytes that are free, memory of the process)."""
@@ -58,16 +61,17 @@ class MallocFree:
         """The reading when they were published last; before that, the first."""
         self._times_published = 0
 
-    def read(self, step: int, resident: int) -> tuple[int, dict[str, Any]]:
+    def read(self, step: int, now_s: float, resident: int) -> tuple[int, dict[str, Any]]:
         """Return the bytes that are free, as far as known, and facts if they or the others have changed.
 
         ``resident``: the memory of the process.
         """
-        if self._read is None or (began_ns := self._clock_ns()) < self._due_ns:
+        if self._read is None or now_s < self._due_s:
             return self._free, {}
+        began_ns = self._clock_ns()
         self._free = self._read()
         took_ns = self._clock_ns() - began_ns
-        self._due_ns = began_ns + WAIT_FACTOR * took_ns
+        self._due_s = now_s + took_ns / 1e9 / MOST_COST
         if took_ns > LONGEST_NS:
             self._read = None
         return self._free, self._add((step, self._free, resident))
