@@ -990,6 +990,19 @@ def test_a_slow_rank_loses_its_time_in_a_layer() -> None:
     assert found.advice[0].startswith("Compare what layers.3.mlp does on rank 3: ")
 
 
+def test_in_backward_it_may_be_a_function_between_layers() -> None:
+    """Those of autograd count as part of the layer before them."""
+    run = Cluster(ranks=4, steps=400, faults=(slow_at(3, "backward", 10.0),)).run()
+
+    def fault(rank: int, step: int, values: Values) -> None:
+        at = values.at("layers.3.mlp")
+        values.backward_us[at] = (values.backward_us[at] or 0.0) + 10.1e3 * (rank == 3)
+
+    found = straggler(run, sampled(NET, ranks=4, steps=range(0, 400, 100), faults=[fault]))
+    assert " slower than its peers in backward, mostly in or right after layers.3.mlp (" in found.title
+    assert found.advice[0].startswith("Compare what layers.3.mlp does on rank 3, and what runs after it in backward: ")
+
+
 def test_a_layer_with_half_of_the_time_is_not_said_to_have_most_of_it() -> None:
     numbered = model("0", "1", "2")  # the names in an nn.Sequential
     faults = [slow_forward("0", 5.2), slow_forward("1", 4.9)]

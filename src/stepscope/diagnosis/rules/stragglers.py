@@ -484,6 +484,8 @@ class _SlowLayer:
     """Sampled steps that were compared."""
     share: float
     """Of the extra time."""
+    backward: bool = False
+    """Then functions of autograd that run between layers count as part of the layer before them."""
 
     @property
     def called(self) -> str:
@@ -494,7 +496,8 @@ class _SlowLayer:
     def text(self) -> str:
         """``mostly in layers.7.mlp (12.1 ms instead of 2.00 ms)``."""
         how = "mostly" if self.share >= thresholds.LAYER_MOSTLY else f"{share_text(self.share)} of it"
-        return f"{how} in {self.called} ({ms_text(self.own_ms)} instead of {ms_text(self.peers_ms)})"
+        where = "in or right after" if self.backward else "in"
+        return f"{how} {where} {self.called} ({ms_text(self.own_ms)} instead of {ms_text(self.peers_ms)})"
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -530,7 +533,7 @@ def _slow_layer(
             compared.setdefault(model, []).append((_own_us(tree, by_rank[rank], worst.phase), usual))
     excess_us = worst.by_phase.get(worst.phase, worst.excess_ns) / 1e3
     found = [_most_of(view.window.layers.models[model], pairs, excess_us) for model, pairs in compared.items()]
-    slow = (layer for layer in found if layer is not None)
+    slow = (replace(layer, backward=worst.phase == "backward") for layer in found if layer is not None)
     return max(slow, key=lambda layer: layer.own_ms - layer.peers_ms, default=None)
 
 
@@ -570,8 +573,8 @@ def _own_us(tree: ModelTree, sample: LayerSample, phase: str) -> Floats:
 
 def _layer_advice(layer: _SlowLayer | None, rank: int) -> Iterator[str]:
     if layer is not None:
-        look = "the size of its input, a branch, a hook, another kernel"
-        yield f"Compare what {layer.called} does on rank {rank}: {look}."
+        after = ", and what runs after it in backward" if layer.backward else ""
+        yield f"Compare what {layer.called} does on rank {rank}{after}: input sizes, a branch, a hook, another kernel."
 
 
 # -- detection --------------------------------------------------------------------------------------------------------
