@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from fakes.traces import MadeTrace
 
 from stepscope.captures.__main__ import main
 from stepscope.captures.analyze import Limits, analyze_capture
@@ -106,6 +107,32 @@ def test_the_operator_or_line_that_makes_a_rank_slow_is_named(tmp_path: Path, fa
     assert record.figures["steps"] == ([1401, 1405] if fault == "h200_nccl" else [5, 7])
     if fault == "h200_nccl":
         assert record.figures["step_ms"] == 25.334  # on its host a step takes 6 ms
+
+
+def test_only_the_steps_that_both_ranks_recorded_count(tmp_path: Path) -> None:
+    """Rank 1 was done first and wrote its trace; rank 0 waits for it in step 7, of which rank 1 has nothing."""
+    folder = tmp_path / "captures" / "step-5"
+    folder.mkdir(parents=True)
+    for rank, last in ((0, 9), (1, 7)):
+        made = MadeTrace(rank=rank, world_size=2)
+        for step in range(5, last + 1):
+            at = (step - 5) * 100_000.0
+            made.annotation(f"ProfilerStep#{step}", at, 99_000)
+            made.op("aten::mm", at + 1_000, 97_000)
+            made.op("gloo:all_reduce", at + (52_000 if step < 7 else 2_000), 2_000 if step < 7 else 90_000, tid=7)
+        made.write(folder / trace_name(rank))
+    record = analyze_capture(folder)
+    document = read_analysis(tmp_path, "step-5")
+    assert document is not None
+    assert (record.problem, record.verdict) == (
+        "",
+        "Nothing stands out: 2 steps of 99.5 ms on 2 ranks, all of it on the host.",
+    )
+    assert record.figures["steps"] == [5, 6]
+    assert record.figures["work_ms"] == {"0": 99.0, "1": 99.0}
+    assert document["notices"] == [
+        "only steps 5 to 6 count: rank 0 recorded more, which other ranks' traces do not have"
+    ]
 
 
 def test_ranks_that_work_equally_long_have_no_difference(tmp_path: Path) -> None:

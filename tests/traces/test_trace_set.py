@@ -70,6 +70,47 @@ def test_collectives(traces: TraceSet) -> None:
     assert set(found["op"]) == {"all_reduce"}
 
 
+def test_ranks_are_compared_over_the_steps_that_all_have(tmp_path: Path) -> None:
+    """In the steps that only rank 0 recorded, collectives have no counterpart: waiting counted as transfer."""
+
+    def slower(rank: int, step: int, layer: int) -> float:
+        return 500_000.0 if rank == 1 and step not in (1, 2) else 0.0
+
+    whole, short = MadeJob(world=2, steps=5, layers=4, kernel=20_000, slower=slower).ranks()
+    began = {event["name"]: event["ts"] for event in short.events if "Step#" in event["name"]}
+    short.events = [e for e in short.events if began["ProfilerStep#1"] <= e["ts"] < began["ProfilerStep#4"]]
+    for rank, made in enumerate((whole, short)):
+        made.write(tmp_path / f"rank{rank}.json.gz")
+    found = stepscope.traces.open(tmp_path, cache=False)
+    assert {rank: [step.number for step in each.steps] for rank, each in enumerate(found.job.ranks)} == {
+        0: [1, 2],
+        1: [1, 2],
+    }
+    assert [each.left_out.number for each in found.job.ranks if each.left_out is not None] == [3, 3]
+    assert (found.verdict, found.job.findings) == (
+        "Nothing stands out: 2 steps of 160 ms on 2 ranks; the device computes 100% of the step.",
+        (),
+    )
+    assert found.notices == ("only steps 1 to 2 count: rank 0 recorded more, which other ranks' traces do not have",)
+    pace, collectives = (
+        [each.pace.step_ns for each in found.job.ranks],
+        [len(each.exchanges) for each in found.job.ranks],
+    )
+    assert (pace, collectives) == ([160_085_000, 160_085_000], [8, 8])
+    waits = found.collectives()
+    assert (len(waits), set(waits["wait_ns"])) == (16, {0})
+
+
+def test_recordings_without_a_common_step_are_compared_as_they_are(tmp_path: Path) -> None:
+    for rank, first in enumerate((1, 11)):
+        made = MadeTrace(rank=rank, world_size=2)
+        for number in range(first, first + 3 + rank):
+            made.step(number, 100 * (number - first), 90)
+        made.write(tmp_path / f"rank{rank}.json")
+    found = stepscope.traces.open(tmp_path, cache=False)
+    assert ([len(each.steps) for each in found.job.ranks], found.notices) == ([2, 3], ())
+
+
 def test_memory_and_slices(traces: TraceSet) -> None:
     assert traces.memory(3).rows() == [
         {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from stepscope.store.file_io import write_bytes
 from stepscope.store.paths import CAPTURE_ANALYSIS
 from stepscope.traces.collective_calls import exchanges_of
 from stepscope.traces.findings import analyze_job
+from stepscope.traces.job import CommonSteps, common_steps
 from stepscope.traces.model.window import window_of
 from stepscope.traces.rank_analysis import RankAnalysis, analyze_rank
 from stepscope.traces.reading.files import read_trace
@@ -76,7 +77,10 @@ def analyze_capture(
     read = _read_traces(folder, sizes, limits, lambda: clock() - began_s)
     if not read.analyses:
         return _failed(record, read.problems[0])
-    job = analyze_job(read.analyses, read.problems)
+    common = common_steps(read.analyses)
+    if common is not None:
+        _read_again(folder, common, read)
+    job = analyze_job(read.analyses, [*read.problems, *([common.notice] if common is not None else [])])
     document = document_of(job)
     differences = differences_of(read.times)
     baseline, changes = _since_baseline(run_dir, record, read.times, limits)
@@ -169,22 +173,33 @@ def _read_traces(folder: Path, sizes: dict[str, int], limits: Limits, elapsed_s:
     return read
 
 
+def _read_again(folder: Path, common: CommonSteps, read: _Read) -> None:
+    """Replace what is known of the ranks that recorded more steps than others."""
+    shorter = _Read()
+    for rank in common.ranks:
+        _read_trace(folder, rank, shorter, only=common.numbers)
+    analyses = {each.rank: each for each in shorter.analyses}
+    times = {each.rank: each for each in shorter.times}
+    read.analyses = [analyses.get(each.rank, each) for each in read.analyses]
+    read.times = [times.get(each.rank, each) for each in read.times]
+
+
 def _rank_in(name: str) -> int:
     return int(name.removeprefix("rank-").partition(".")[0])
 
 
-def _read_trace(folder: Path, rank: int, read: _Read, *, compared: bool = False) -> str:
+def _read_trace(folder: Path, rank: int, read: _Read, *, compared: bool = False, only: Collection[int] = ()) -> str:
     """Analyze a rank, or only what is compared; return why that was not possible."""
     path = folder / trace_name(rank)
     try:
         # A run may come from anyone: no link is followed, nor is a pipe opened.
         open_trace(folder.parent.parent, folder.name, path.name).close()
         trace = read_trace(path)
-        window = window_of(trace)
+        window = window_of(trace, only=only)
         if not window.steps:
             return "it contains no events"
         if not compared:
-            read.analyses.append(analyze_rank(trace, rank))
+            read.analyses.append(analyze_rank(trace, rank, only=only))
         read.times.append(rank_times_of(window, exchanges_of(window, rank), rank))
         if trace.meta.truncated or trace.meta.problems:
             read.problems.append(f"Rank {rank}'s trace: {trace.meta.truncated or trace.meta.problems[0]}.")

@@ -98,6 +98,8 @@ def _checked(wanted: Any, value: Any) -> Any:
 class Options:
     keep_last: bool = False
     """Whether the last profiler step counts too."""
+    only: tuple[int, ...] = ()
+    """Numbers of the profiler steps that count, ascending; empty: all."""
     cache: Cache | None = None
 
 
@@ -134,7 +136,9 @@ def _analyses(job: FileTask, options: Options) -> list[RankAnalysis]:
     entry = options.cache.entry(job.path) if options.cache is not None else None
     if entry is None:
         return _afresh(job, options, None)
-    name = "analyses-with-last.msgpack" if options.keep_last else "analyses.msgpack"
+    last = "-with-last" if options.keep_last else ""
+    steps = f"-{options.only[0]}-to-{options.only[-1]}" if options.only else ""
+    name = f"analyses{last}{steps}.msgpack"
     cached = entry.results(name, decode_analyses)
     if cached is not None:
         return [
@@ -155,7 +159,7 @@ def _rank(job: FileTask, place: int, meta: TraceMeta) -> int:
 def _afresh(job: FileTask, options: Options, entry: Entry | None) -> list[RankAnalysis]:
     traces = open_traces(job.path, None) if entry is None else entry.traces(read_traces)
     return [
-        analyze_rank(trace, _rank(job, place, trace.meta), keep_last=options.keep_last)
+        analyze_rank(trace, _rank(job, place, trace.meta), keep_last=options.keep_last, only=options.only)
         for place, trace in enumerate(traces)
     ]
 

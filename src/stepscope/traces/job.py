@@ -34,7 +34,7 @@ from stepscope.traces.model.columns import TraceMeta
 from stepscope.traces.model.tables import Table, table_of
 from stepscope.traces.rank_analysis import RankAnalysis
 
-__all__ = ["JobAnalysis", "assign_ranks", "distributed_table", "one_per_rank"]
+__all__ = ["CommonSteps", "JobAnalysis", "assign_ranks", "common_steps", "distributed_table", "one_per_rank"]
 
 # -- job analysis -----------------------------------------------------------------------------------------------------
 
@@ -58,6 +58,10 @@ class JobAnalysis:
     @property
     def clocks(self) -> Clocks:
         return self.collectives.clocks
+
+    def step_numbers(self, rank: int) -> frozenset[int]:
+        """The numbers of the rank's steps that count, for ``window_of``."""
+        return next(analysis.step_numbers for analysis in self.ranks if analysis.rank == rank)
 
 
 # -- table of ranks ---------------------------------------------------------------------------------------------------
@@ -143,6 +147,33 @@ def one_per_rank(analyses: Sequence[RankAnalysis]) -> tuple[list[RankAnalysis], 
         if rank is not None
     }
     return [found[rank] for rank in sorted(found)], chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonSteps:
+    """Ranks whose recordings ended (or began) at different steps are only compared over those that all have."""
+
+    numbers: tuple[int, ...]
+    """Ascending."""
+    ranks: tuple[int, ...]
+    """Those that have others, too: to be analyzed again, with only these steps."""
+
+    @property
+    def notice(self) -> str:
+        first, last = self.numbers[0], self.numbers[-1]
+        which = f"step {first} counts" if first == last else f"steps {first} to {last} count"
+        return f"only {which}: {named_ranks(self.ranks).lower()} recorded more, which other ranks' traces do not have"
+
+
+def common_steps(analyses: Sequence[RankAnalysis]) -> CommonSteps | None:
+    """Find the steps that all ranks have; None if these are all steps, or the ranks have no numbers in common.
+
+    While a rank that stopped recording first writes its trace, its peers wait for it in steps that it did not record.
+    """
+    numbers = {analysis.rank: analysis.step_numbers for analysis in analyses if analysis.steps}
+    shared = frozenset.intersection(*numbers.values()) if numbers else frozenset()
+    longer = tuple(rank for rank, own in numbers.items() if own != shared)
+    return CommonSteps(numbers=tuple(sorted(shared)), ranks=longer) if shared and longer else None
 
 
 def assign_ranks(metas: Sequence[TraceMeta]) -> RankAssignment:

@@ -7,6 +7,7 @@ with a row limit, and what the comparison of ranks needs about each collective.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -307,11 +308,19 @@ class RankAnalysis:
     tables: dict[str, Table]
     """By name, in reading order."""
 
+    @property
+    def step_numbers(self) -> frozenset[int]:
+        """The profiler's numbers of the steps that count; empty without profiler steps."""
+        return frozenset(step.number for step in self.steps if step.name)
+
 
 @collector_paused()
-def analyze_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAnalysis:
-    """Run all analyses; ``rank`` comes from the file or, if it has none, from the job's numbering."""
-    window = window_of(trace, keep_last=keep_last)
+def analyze_rank(trace: Trace, rank: int, *, keep_last: bool = False, only: Collection[int] = ()) -> RankAnalysis:
+    """Run all analyses; ``rank`` comes from the file or, if it has none, from the job's numbering.
+
+    ``only``: the numbers of the steps that count, see ``window_of``.
+    """
+    window = window_of(trace, keep_last=keep_last, only=only)
     exchanges = exchanges_of(window, rank)
     path = rank_path(window, exchanges)
     work, facts = work_of(window), host_facts(window)

@@ -175,7 +175,7 @@ def timeline_of(job: JobAnalysis, traces: Iterable[tuple[int, Trace]], *, keep_l
     for rank, trace in traces:
         ahead_ns = trace.meta.origin_ns - job.clocks.shifts.get(rank, 0) - job.clocks.zero_ns
         if not about:
-            window = window_of(trace, keep_last=keep_last)
+            window = window_of(trace, keep_last=keep_last, only=job.step_numbers(rank))
             number = _typical_step(job, analyses[rank])
             index = next((at for at, step in enumerate(window.steps) if step.number == number), None)
             if index is None:

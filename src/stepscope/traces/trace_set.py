@@ -8,7 +8,7 @@ read by the same workers with the same cache, and each number is defined in docs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -20,11 +20,12 @@ from stepscope.frame import Frame, frame_of_findings, frame_of_rows
 from stepscope.traces.collective_calls import OPS
 from stepscope.traces.engine import Engine, Options, Problem, Progress, analyze_paths
 from stepscope.traces.findings import analyze_job
-from stepscope.traces.job import JobAnalysis, one_per_rank
+from stepscope.traces.job import CommonSteps, JobAnalysis, common_steps, one_per_rank
 from stepscope.traces.model.columns import Kind, Trace
 from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import launches_of
 from stepscope.traces.phases import PHASE_COLUMNS
+from stepscope.traces.rank_analysis import RankAnalysis
 from stepscope.traces.reading.cache import Cache, open_traces
 from stepscope.traces.reading.files import find_traces
 
@@ -194,4 +195,22 @@ def analyze_files(
     if not analyses:
         raise TraceError(problems[0] + (f" (and {len(problems) - 1} more such files)" if len(problems) > 1 else ""))
     ranks, chosen = one_per_rank(analyses)
-    return analyze_job(ranks, [*passed_over, *problems, *chosen.notices], mixed=chosen.mixed)
+    notices = [*passed_over, *problems, *chosen.notices]
+    common = common_steps(ranks)
+    if common is not None:
+        ranks = _of_common_steps(ranks, common, options, engine)
+        notices.append(common.notice)
+    return analyze_job(ranks, notices, mixed=chosen.mixed)
+
+
+def _of_common_steps(
+    ranks: Sequence[RankAnalysis], common: CommonSteps, options: Options, engine: Engine | None
+) -> list[RankAnalysis]:
+    """Analyze the ranks that have more steps again; only the cache makes that quick, but few traces need it."""
+    paths = list(dict.fromkeys(Path(each.meta.path) for each in ranks if each.rank in common.ranks))
+    outcomes = analyze_paths(paths, replace(options, only=common.numbers), engine)
+    found = [outcome for outcome in outcomes if not isinstance(outcome, Problem)]
+    return [
+        next((replace(each, rank=analysis.rank) for each in found if each.meta == analysis.meta), analysis)
+        for analysis in ranks
+    ]

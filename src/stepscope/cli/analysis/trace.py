@@ -68,7 +68,7 @@ def what_if_results(job: JobAnalysis, options: Options, changes: Sequence[Change
     graph = None
     if any(change.kind != "rank" for change in changes):
         (trace,) = (trace for number, trace in _reopen_traces(job, options, rank) if number == rank)
-        graph = graph_of(window_of(trace, keep_last=options.keep_last))
+        graph = graph_of(window_of(trace, keep_last=options.keep_last, only=job.step_numbers(rank)))
 
     def tried(change: Change) -> WhatIf:
         if graph is None or change.kind == "rank":
@@ -114,7 +114,7 @@ def write_timeline(job: JobAnalysis, options: Options, out: Path) -> None:
     def tracks() -> Iterator[Track]:
         yield from collective_tracks(job.collectives)
         for rank, trace in _reopen_traces(job, options):
-            yield path_track(rank, window_of(trace, keep_last=options.keep_last))
+            yield path_track(rank, window_of(trace, keep_last=options.keep_last, only=job.step_numbers(rank)))
 
     try:
         with replaced(out) as spare:

@@ -179,7 +179,7 @@ def _write_perfetto(job: JobAnalysis, options: Options, path: Path) -> None:
     def tracks() -> Iterator[Any]:
         yield from collective_tracks(job.collectives)
         for rank, trace in _reopened(job, options):
-            yield path_track(rank, window_of(trace, keep_last=options.keep_last))
+            yield path_track(rank, window_of(trace, keep_last=options.keep_last, only=job.step_numbers(rank)))
 
     with replaced(path) as spare:
         write_perfetto(_reopened(job, options), job.clocks, spare, tracks=tracks())

@@ -4,6 +4,9 @@ Profiler steps are host annotations named ``ProfilerStep#N``, or without any ``s
 last is left out, since the work it launched may be cut off: host slices from its start on, and the device work that
 they launched. Without profiler steps, everything is one step, from the first slice that counts to the last.
 
+Ranks are compared over the same steps: if one rank's recording ends (or begins) at another step than its peers', the
+steps that not all of them have are left out in the same way (``only``; ``job.common_steps`` finds them).
+
 Device work belongs to the step in which it was launched or, if the launch is not in the trace, to the step in which it
 began. Work that began before the first work launched by the steps was queued by earlier steps: a device may be several
 steps behind its host when the trace begins. Such work counts but belongs to no step.
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -622,7 +626,7 @@ class Window:
     steps: tuple[Step, ...]
     """The steps that count, by time; at least one unless nothing counts."""
     left_out: Step | None
-    """The last profiler step, if left out."""
+    """The first profiler step after those that count, if it is left out."""
 
     @cached_property
     def device_rows(self) -> Rows:
@@ -674,7 +678,8 @@ class Window:
         return step
 
 
-def window_of(trace: Trace, *, keep_last: bool = False) -> Window:
+def window_of(trace: Trace, *, keep_last: bool = False, only: Collection[int] = ()) -> Window:
+    """``only``: numbers of the steps that count, which follow each other; ignored if the trace has none of them."""
     slices = trace.slices
     launch = launches_of(trace)
     counts = trace.is_of((*HOST_KINDS, *DEVICE_KINDS))
@@ -682,6 +687,14 @@ def window_of(trace: Trace, *, keep_last: bool = False) -> Window:
     left_out = None
     if len(steps) > 1 and not keep_last:
         *steps, left_out = steps
+    shared = [step for step in steps if step.number in only]
+    if shared:
+        left_out = next((step for step in steps if step.start_ns > shared[-1].start_ns), left_out)
+        if shared[0] is not steps[0]:
+            # What was open before, or still ran on the device, counts as it does before a trace's own first step.
+            counts &= (slices.start_ns < steps[0].start_ns) | (slices.end_ns > shared[0].start_ns)
+        steps = shared
+    if left_out is not None:
         on_host = trace.is_of(HOST_KINDS)
         late = on_host & (slices.start_ns >= left_out.start_ns)
         launched_late = (launch >= 0) & late[launch]
