@@ -25,6 +25,7 @@ def piece(name: str, work_ms: float, depth: float, **about: Any) -> Piece:
         "function": "backward",
         "own_ns": int(work_ms * MS),
         "calls": 30,
+        "in_steps": 5,
     }
     return Piece(name=name, work_ns=int(work_ms * MS), depth=depth, **{**values, **about})
 
@@ -254,6 +255,69 @@ def test_small_differences_and_single_steps_are_chance() -> None:
     stalled = times(1, 70.0)
     stalled = RankTimes(**{**vars(stalled), "work_by_step_ns": (150 * MS, *(50 * MS,) * 4)})
     assert differences_of([even, stalled]) == ()
+
+
+def test_what_only_a_single_rank_runs_is_named_even_if_all_work_equally_long() -> None:
+    """Load on the machine evens out how long they work; on made-up figures of three ranks."""
+    outer, svd = piece("aten::linalg_svdvals", 20.0, 7, own_ns=0), piece("aten::_linalg_svd", 19.8, 8)
+
+    def found(alone: Piece = svd, *instead: Piece, on: int = 1) -> list[str]:
+        ranks = [
+            times(rank, 52.0 - rank, piece("aten::mm", 30.0, 8), *(instead if rank != on else ())) for rank in range(3)
+        ]
+        ranks[on] = replace(ranks[on], pieces=(*ranks[on].pieces, replace(outer, in_steps=alone.in_steps), alone))
+        return [each.text for each in differences_of(ranks)]
+
+    (text,) = found()
+    assert text == (
+        "Rank 1 spends 19.8 ms more per step than rank 2 in aten::_linalg_svd in backward, from train.py:24 (backward);"
+        " rank 2 does not run it there."
+    )
+    assert found(on=0)[0].startswith("Rank 0 spends 19.8 ms more per step than rank 2 in aten::_linalg_svd in backward")
+    assert found(replace(svd, in_steps=4)) == [], "not in every step"
+    assert found(svd, outer, svd) == [], "another rank runs it"
+    assert found(svd, piece("aten::_linalg_eigh", 10.1, 8)) == [], "the others run something in its place"
+    assert len(found(svd, piece("aten::_linalg_eigh", 9.9, 8))) == 1
+    small = times(1, 50.0, piece("aten::_linalg_svd", 9.9, 8)), times(0, 50.0)
+    assert differences_of(small) == ()
+    once = [
+        replace(each, steps=(0,), pieces=tuple(replace(own, in_steps=1) for own in each.pieces))
+        for each in (times(1, 50.0, svd), times(0, 50.0))
+    ]
+    assert differences_of(once) == (), "a single step"
+
+
+def test_kernels_count_where_the_device_decides() -> None:
+    svd = piece("gesvd", 20.0, 1e6, what="kernel")
+    ranks = [times(0, 50.0), times(1, 50.0, svd)]
+    assert differences_of(ranks) == ()
+    assert [each.name for each in differences_of([replace(each, on_device=True) for each in ranks])] == ["gesvd"]
+
+
+def made_svd(rank: int, svd: set[int], step_us: float) -> RankTimes:
+    """Four steps of equal length, with an SVD in some."""
+    made = MadeTrace(rank=rank, world_size=2)
+    for step in range(5):
+        at = step * 100_000.0
+        made.annotation(f"stepscope.step {step}", at, step_us)
+        made.op("aten::mm", at + 10, 50_000)
+        if step in svd:
+            made.op("aten::linalg_svd", at + 60_000, 20_000)
+            made.op("aten::_linalg_svd", at + 60_010, 19_980)
+    window = window_of(made.trace())
+    return rank_times_of(window, exchanges_of(window, rank), rank)
+
+
+def test_it_is_counted_in_how_many_steps_an_operator_runs() -> None:
+    (first,) = differences_of([made_svd(0, {0, 1, 2, 3}, 98_000), made_svd(1, set(), 99_000)])
+    assert (first.what, first.name, first.rank, first.peer, first.extra_ns) == (
+        "operator",
+        "aten::_linalg_svd",
+        0,
+        1,
+        19_980_000,
+    )
+    assert differences_of([made_svd(0, {0, 1, 2}, 98_000), made_svd(1, set(), 99_000)]) == ()
 
 
 def test_a_slow_kernel_is_named_and_not_its_launch() -> None:

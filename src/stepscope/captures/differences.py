@@ -4,6 +4,9 @@ The slow rank is the one that works longest, which the others wait for; a rank o
 innermost operator, kernel, layer or line that explains at least half of the difference: what is further outside says
 less, and what explains less is not why.  If nothing does, it is the phase, or all of the step.  This one comes first.
 
+Load on the machine may even out how long ranks work.  An operator that takes much of each step on one rank, and that no
+other rank runs, is named even then.
+
 With the baseline of the run, an earlier capture, a rank is compared with itself if it was captured then, too.
 """
 
@@ -58,14 +61,17 @@ class _Pair:
 
 
 def differences_of(ranks: Sequence[RankTimes]) -> tuple[Difference, ...]:
-    """Compare the rank that works longest with a median rank; empty if they are alike, or there is only one rank."""
+    """Compare the rank that works longest with a median rank; empty if there is only one rank.
+
+    If they work equally long, only what one rank alone runs is a difference.
+    """
     ranks = [times for times in ranks if times.step_ns]
     if len(ranks) < 2:
         return ()
     slow, peer = _pair(ranks)
     pair = _Pair(slow=slow, peer=peer)
     if not _is_much(pair) or not _in_most_steps(slow, peer):
-        return ()
+        return _on_single_rank(ranks)
     found = _explained(pair)
     waits_ns = peer.wait_ns - slow.wait_ns
     if waits_ns >= thresholds.CAPTURE_EXPLAINS * pair.extra_ns:
@@ -104,6 +110,35 @@ def changes_of(ranks: Sequence[RankTimes], before: Sequence[RankTimes], baseline
 def _is_much(pair: _Pair) -> bool:
     share_ns = thresholds.CAPTURE_STEP_SHARE * pair.slow.step_ns
     return pair.extra_ns >= max(share_ns, thresholds.CAPTURE_FLOOR_NS)
+
+
+def _on_single_rank(ranks: Sequence[RankTimes]) -> tuple[Difference, ...]:
+    """The operator that takes most of each step on a rank while no other rank runs it anywhere; empty if none is large.
+
+    If another rank runs something in its place, they do different work by design (pipelines, experts, kernels that were
+    chosen by measuring): that is no difference.
+    """
+    found: list[tuple[int, Piece, _Pair]] = []
+    for slow in ranks:
+        others = [times for times in ranks if times is not slow]
+        what = "kernel" if slow.on_device else "operator"
+        elsewhere = {piece.name for times in others for piece in times.pieces if piece.what == what}
+        here = {piece.name for piece in slow.pieces if piece.what == what}
+        alone = [piece for piece in slow.pieces if piece.what == what and piece.name not in elsewhere]
+        instead = (piece for times in others for piece in times.pieces if piece.what == what and piece.name not in here)
+        most_ns = max((piece.work_ns for piece in alone), default=0)
+        instead_ns = max((piece.work_ns for piece in instead), default=0)
+        if most_ns < thresholds.CAPTURE_ALONE_SHARE * slow.step_ns or instead_ns >= most_ns / 2:
+            continue
+        explaining = [piece for piece in alone if piece.work_ns >= thresholds.CAPTURE_EXPLAINS * most_ns]
+        decisive = max(explaining, key=lambda piece: (piece.depth, piece.work_ns))
+        if decisive.in_steps == len(slow.steps) >= thresholds.CAPTURE_ALONE_STEPS:
+            peer = sorted(others, key=lambda times: (-times.work_ns, times.rank))[len(others) // 2]
+            found.append((decisive.work_ns, decisive, _Pair(slow=slow, peer=peer)))
+    if not found:
+        return ()
+    work_ns, piece, pair = max(found, key=lambda each: (each[0], -each[2].slow.rank))
+    return (_difference(piece, None, pair, work_ns),)
 
 
 def _explained(pair: _Pair) -> list[Difference]:

@@ -75,6 +75,8 @@ class Piece:
     """In a step, without other operators, layers and lines inside it."""
     calls: int
     """In all steps."""
+    in_steps: int = 0
+    """In how many of the steps it runs; unknown of layers in backward."""
     layers: Mapping[Names, int] = field(default_factory=dict)
     """Of operators and kernels: what of the work is directly in each layer, by the names from the outermost that is not
     the whole model; without what is in no such layer."""
@@ -150,6 +152,7 @@ def _host_pieces(window: Window, exchanges: Exchanges, layers: _Layers) -> tuple
     total_ns = sums(group[outermost], inside_ns[outermost], len(keys))
     summed_ns = sums(group, own_ns, len(keys))
     calls = np.bincount(group, minlength=len(keys))
+    in_steps = _in_steps(group, window.step_of[named.rows], len(keys))
     depths = np.bincount(group, depth[named.rows], len(keys)) / np.maximum(calls, 1)
     steps = max(len(window.steps), 1)
     by_layer = layers.shares(group[outermost], named.rows[outermost], inside_ns[outermost], steps)
@@ -168,6 +171,7 @@ def _host_pieces(window: Window, exchanges: Exchanges, layers: _Layers) -> tuple
                 work_ns=int(total_ns[at]) // steps,
                 own_ns=int(summed_ns[at]) // steps,
                 calls=int(calls[at]),
+                in_steps=int(in_steps[at]),
                 layers=by_layer.get(at, {}) if kind == OPERATOR else {},
             )
         )
@@ -180,6 +184,12 @@ def _training_rows(window: Window) -> Rows:
     threads = [window.host.main_thread, *window.host.autograd_threads.tolist()]
     rows = window.host_rows[np.isin(slices.thread[window.host_rows], threads)]
     return rows[window.step_of[rows] >= 0]
+
+
+def _in_steps(group: NDArray[np.int64], step: NDArray[np.int32], count: int) -> NDArray[np.int64]:
+    """In how many steps each group has rows, [count]."""
+    steps = int(step.max(initial=0)) + 1
+    return np.bincount(np.unique(group * steps + step) // steps, minlength=count)
 
 
 def _inside(nest: Nest, depth: NDArray[np.int32], work_ns: Ints) -> Ints:
@@ -453,6 +463,7 @@ def _device_pieces(window: Window, layers: _Layers) -> tuple[list[Piece], int, b
     keys, group = np.unique(np.stack(columns, axis=1).astype(np.int64), axis=0, return_inverse=True)
     group = group.reshape(-1)
     total_ns, calls = sums(group, slices.dur_ns[work], len(keys)), np.bincount(group, minlength=len(keys))
+    in_steps = _in_steps(group, window.step_of[work], len(keys))
     steps = max(len(window.steps), 1)
     by_layer = layers.shares(group, owner, slices.dur_ns[work], steps)
     pieces = []
@@ -471,6 +482,7 @@ def _device_pieces(window: Window, layers: _Layers) -> tuple[list[Piece], int, b
                 work_ns=time_ns,
                 own_ns=time_ns,
                 calls=int(calls[at]),
+                in_steps=int(in_steps[at]),
                 layers=by_layer.get(at, {}),
             )
         )

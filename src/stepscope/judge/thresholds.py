@@ -804,6 +804,10 @@ CAPTURE_STEPS = 3
 """Captured steps from which on it counts in how many of them the rank works longer …"""
 CAPTURE_MOST_STEPS = 0.75
 """… and the share of them that is needed: a single stall is not what the rank does in each step."""
+CAPTURE_ALONE_SHARE = 0.1
+"""Share of a step that an operator must take which only one of the ranks runs, if all work equally long …"""
+CAPTURE_ALONE_STEPS = 2
+"""… and captured steps, in each of which it must run: in a single one it may be what a rank does now and then."""
 CAPTURE_EXPLAINS = 0.5
 """Share of what a rank works longer that an operator, kernel or line must explain to be named as its place."""
 CAPTURE_WHOLE_SHARE = 0.8
