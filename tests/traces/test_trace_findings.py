@@ -438,6 +438,31 @@ def test_unfused_optimizer() -> None:
         assert job_of(rank_of(host={"optimizer": healthy})).findings == ()
 
 
+def test_ranks_with_the_same_optimizer_are_not_told_apart_by_how_long_it_takes() -> None:
+    def titles(*ranks: tuple[int, int]) -> list[tuple[str, tuple[int, ...]]]:
+        """Calls and milliseconds in a step, by rank."""
+        uses = [
+            OptimizerUse(
+                name="AdamW", host_ns=0, operators=4 * calls, kernels=4 * calls, kernel_ns=4 * ms * MS, together=False
+            )
+            for calls, ms in ranks
+        ]
+        job = job_of(*(rank_of(rank, host={"optimizer": use}) for rank, use in enumerate(uses)))
+        return [(finding.title, finding.ranks) for finding in job.findings]
+
+    assert titles((390, 15), (390, 9)) == []
+    assert titles((390, 15), (390, 9), (390, 12)) == [
+        ("AdamW updates each parameter for itself, with 390 calls a step: 12.0 ms of each 100 ms step (12%).", ())
+    ]
+    assert titles((390, 15), (20, 9)) == [
+        (
+            "AdamW updates each parameter for itself on rank 0, with 390 calls a step: 15.0 ms of each 100 ms step "
+            "(15%).",
+            (0,),
+        )
+    ]
+
+
 def test_host_copies() -> None:
     columns = ("operator", "calls", "host_self_ns")
     table = table_of("operators", "", columns, [("aten::copy_", 40, 100 * MS), ("aten::mm", 40, 200 * MS)])

@@ -547,6 +547,9 @@ def find_unfused(view: JobView, idle_ns: Ints) -> list[Claim]:
     count = view.per_step(view.each(calls))
     where = (count >= thresholds.OPTIMIZER_CALLS) & (view.share(spent_ns) >= thresholds.OPTIMIZER_SHARE)
     where &= view.per_step(spent_ns) >= thresholds.FLOOR_NS
+    if not where.all() and len(np.unique(count)) == 1:
+        # All ranks make the same calls: a rank that takes longer for them is slow, its optimizer is like the others'.
+        where = np.full(len(where), int(where.sum()) > len(where) // 2)
     if not where.any():
         return []
     row = int(np.where(where, view.share(spent_ns), -1.0).argmax())
