@@ -107,6 +107,28 @@ def test_stops_by_place() -> None:
     )
 
 
+def test_what_stepscope_does_is_not_the_users_python() -> None:
+    """Its functions are on the stack above the user's; a label that it opened is not a place, either."""
+    made = MadeTrace()
+    for step in range(5):
+        at = step * 100_000
+        made.annotation(f"stepscope.step {step}", at, 100_000)
+        made.op("aten::mm", at, 50_000)
+        made.python("ck.py(7): step", at + 50_000, 40_000)
+        made.python("/venv/lib/python3.11/site-packages/stepscope/recorder/model.py(407): names", at + 51_000, 13_000)
+        made.python("stepscope/recorder/hooks/forward.py(30): timed", at + 65_000, 24_000)
+        made.python("<built-in method sleep of module>", at + 65_000, 2_000)
+        made.op("aten::add", at + 64_000, 1_000)
+        made.op("aten::add", at + 67_000, 1_000)
+        made.python("ck.py(9): tidy", at + 68_000, 20_000)
+        made.op("aten::add", at + 88_000, 4_000)
+    figures = host_figures(window_of(made.trace()))
+    assert [(stop.place, stop.call, stop.total_ns) for stop in figures.stops] == [
+        ("ck.py(9): tidy", None, 80_000_000),
+        (None, None, 32_000_000),
+    ]
+
+
 def test_collectives_are_no_stop() -> None:
     trace = with_a_loop().trace()
     rows = np.flatnonzero([name.endswith("tidy") for name in map(trace.name, range(len(trace)))]).astype(np.int32)

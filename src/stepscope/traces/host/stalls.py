@@ -43,6 +43,8 @@ __all__ = [
 # -- pauses and holes -------------------------------------------------------------------------------------------------
 
 COLLECTOR = re.compile(r"^Python GC$|^<built-in function collect>$|^gc\.collect$|^gc\.py\(\d+\): collect$")
+PYTHON_FILE = re.compile(r"\.py\(\d+\): ")
+RECORDER = re.compile(r"(^|/)stepscope/(recorder|ring|records)/[^()]*\.py\(\d+\): ")
 MIN_HOLE_NS = 5_000_000
 MAX_PAUSES = 1000
 
@@ -130,6 +132,8 @@ def _table(window: Window, recorded: Rows, starts: Ints, ends: Ints) -> Table:
         around = int(inside[at])
         sources = window.host.sources
         source = sources.text(around) or sources.text(previous) or sources.text(following)
+        if _in_recorder(window, around):
+            source = None
         number = window.steps[int(step[at])].number
         rows.append(
             (
@@ -365,6 +369,8 @@ def stops_of(window: Window, pauses: tuple[Pause, ...], exchanged: Rows) -> tupl
     inside = innermost_at(trace, window.calls, window.host_rows, main, (starts + ends) // 2)
     found: dict[tuple[str | None, str | None], tuple[int, int]] = {}
     for row, dur_ns in zip(inside.tolist(), (ends - starts).tolist(), strict=True):
+        if _in_recorder(window, row):
+            continue  # not the user's code
         place = _place(window, row)
         count, total_ns = found.get(place, (0, 0))
         found[place] = (count + 1, total_ns + dur_ns)
@@ -375,6 +381,17 @@ def stops_of(window: Window, pauses: tuple[Pause, ...], exchanged: Rows) -> tupl
     return tuple(sorted(stops, key=lambda stop: -stop.total_ns)[:MAX_PLACES])
 
 
+def _in_recorder(window: Window, row: int) -> bool:
+    """Whether the innermost Python function around the row, or the row itself, is one of the recorder's."""
+    slices, parents = window.trace.slices, window.calls.parents
+    while row >= 0:
+        name = window.trace.name(row)
+        if slices.kind[row] == Kind.PYTHON and PYTHON_FILE.search(name):
+            return RECORDER.search(name) is not None
+        row = int(parents[row])
+    return False
+
+
 def _place(window: Window, row: int) -> tuple[str | None, str | None]:
     """Return the line and the built-in function, as far as known."""
     if row < 0:
@@ -383,7 +400,7 @@ def _place(window: Window, row: int) -> tuple[str | None, str | None]:
     source = window.host.sources.text(row)
     if name.startswith(BUILT_IN):
         return source, name.removeprefix(BUILT_IN).removesuffix(">").rpartition(" ")[2]
-    return source or (None if name.startswith("ProfilerStep") else name), None
+    return source or (None if STEP.match(name) else name), None
 
 
 # -- synchronization --------------------------------------------------------------------------------------------------
