@@ -135,6 +135,36 @@ def test_only_the_steps_that_both_ranks_recorded_count(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("usual_optimizer_ms", "severity"), [(8.0, "info"), (10.0, "warning"), (None, "warning")])
+def test_the_run_decides_whether_the_optimizer_takes_too_long(
+    tmp_path: Path, usual_optimizer_ms: float | None, severity: str
+) -> None:
+    """The profiler makes each of its calls longer."""
+    folder = tmp_path / "captures" / "step-5"
+    folder.mkdir(parents=True)
+    made = MadeTrace(rank=0, world_size=1)
+    for step in range(5, 9):
+        at = (step - 5) * 100_000.0
+        made.annotation(f"ProfilerStep#{step}", at, 100_000)
+        made.op("aten::mm", at, 80_000)
+        made.annotation("Optimizer.step#AdamW.step", at + 80_000, 20_000)
+        for call in range(200):
+            made.op("aten::mul_", at + 80_000 + call * 100, 100)
+    made.write(folder / trace_name(0))
+    order = CaptureOrder(id="step-5", ranks=(0,), at_step=5)
+    figures = {"usual_step_ms": 100.0, **({"usual_optimizer_ms": usual_optimizer_ms} if usual_optimizer_ms else {})}
+    record = CaptureRecord(order=order, state="analyzing", requested_wall_ns=7, reason="request", figures=figures)
+    write_capture(tmp_path, record)
+    record = analyze_capture(folder)
+    title = "AdamW updates each parameter for itself, with 200 calls a step: 20.0 ms of each 100 ms step (20%)"
+    (row,) = record.findings
+    assert row["severity"] == severity
+    if severity == "info":
+        title += "; without the profiler, which makes small operators longer, the optimizer takes 8%"
+        assert record.verdict == "Nothing stands out: 3 steps of 100 ms, all of it on the host."
+    assert row["title"] == f"{title}."
+
+
 def test_ranks_that_work_equally_long_have_no_difference(tmp_path: Path) -> None:
     record = analyze_capture(captured(tmp_path, "healthy"))
     assert record.differences == ()

@@ -8,12 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from fakes.cluster import Cluster
+from hub_feed import sidecar_of, taken_of
 
 from stepscope.hub.captures import CaptureDesk, CapturePolicy
-from stepscope.hub.live.capture_job import JobRank, Pace, TraceReport
+from stepscope.hub.live.capture_job import JobRank, LiveJob, Pace, TraceReport
+from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.live.step_arrays import Planes
 from stepscope.records.capture import CaptureOrder, CaptureRecord, CaptureReport, CaptureRequest
 from stepscope.records.finding_history import FindingEpisode
+from stepscope.records.steps import FLAG_SAMPLED
 from stepscope.store.captures import (
     CaptureSettings,
     capture_settings,
@@ -24,6 +30,7 @@ from stepscope.store.captures import (
     trace_name,
     write_capture,
 )
+from stepscope.store.live.ring_files import RingSidecar
 from stepscope.store.paths import CAPTURE_REQUESTS
 
 MS = 1e6
@@ -69,6 +76,7 @@ class Job:
     step_s: float = 0.1
     nodes: int = 1
     on_gpu: bool = False
+    optimizer_s: float | None = None
 
     def newest(self) -> int:
         return self.step
@@ -76,7 +84,14 @@ class Job:
     def pace(self) -> Pace | None:
         if self.step < 1:
             return None
-        return Pace(newest=self.step, step_s=self.step_s, age_s=0.05, compiling=self.compiling, nodes=self.nodes)
+        return Pace(
+            newest=self.step,
+            step_s=self.step_s,
+            age_s=0.05,
+            compiling=self.compiling,
+            nodes=self.nodes,
+            optimizer_s=self.optimizer_s,
+        )
 
     def ranks(self) -> tuple[JobRank, ...]:
         return tuple(
@@ -170,6 +185,30 @@ def episode(
         step=50,
         wall_ns=0,
     )
+
+
+def test_the_record_has_what_the_optimizer_takes_without_the_profiler(world: World) -> None:
+    world.job.optimizer_s = 0.008
+    world.request(steps=4)
+    world.tick()
+    assert world.record.figures == {"usual_step_ms": 100.0, "usual_optimizer_ms": 8.0}
+
+
+def test_the_optimizer_of_a_usual_step_on_a_median_rank() -> None:
+    """Steps in which stacks were sampled do not count; nor do ranks that have not made the step."""
+    series = Cluster(ranks=3, steps=20).series()
+    live = LiveRun(planes=Planes(most_steps=64))
+    for each in series:
+        live.ring(RingSidecar.from_dict(sidecar_of(each, state="running")), node="0")
+    live.rows(taken_of(series, range(20)))
+    live.tick()
+    pace = LiveJob(live).pace()
+    assert pace is not None
+    assert pace.optimizer_s is not None
+    usual = ~np.any([each.steps["flags"] & FLAG_SAMPLED for each in series], axis=0)
+    expected = np.median([each.steps.phase("optimizer")[usual] for each in series]) / 1e9
+    assert pace.optimizer_s == pytest.approx(expected, rel=1e-6)
+    assert 0 < pace.optimizer_s < pace.step_s
 
 
 def test_from_a_request_to_a_verdict(world: World) -> None:

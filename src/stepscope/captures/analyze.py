@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,22 @@ from typing import Any
 from stepscope.captures.differences import changes_of, differences_of
 from stepscope.captures.rank_times import RankTimes, rank_times_of
 from stepscope.errors import StepscopeError
+from stepscope.judge.finding_cost import finding_order
 from stepscope.records.capture import CaptureOrder, CaptureRecord, Difference
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Finding, as_remark
 from stepscope.records.paths import capture_folder
-from stepscope.records.text import bytes_text, count_text, duration_text
+from stepscope.records.text import bytes_text, count_text, duration_text, share_text
 from stepscope.reports.trace import document_of
 from stepscope.store.captures import is_capture_id, open_trace, read_capture, read_captures, trace_name, trace_sizes
 from stepscope.store.file_io import write_bytes
 from stepscope.store.paths import CAPTURE_ANALYSIS
 from stepscope.traces.collective_calls import exchanges_of
-from stepscope.traces.findings import analyze_job
-from stepscope.traces.job import CommonSteps, common_steps
+from stepscope.traces.findings import analyze_job, verdict_of
+from stepscope.traces.job import CommonSteps, JobAnalysis, common_steps
 from stepscope.traces.model.window import window_of
 from stepscope.traces.rank_analysis import RankAnalysis, analyze_rank
 from stepscope.traces.reading.files import read_trace
+from stepscope.traces.rules import thresholds
 
 __all__ = ["Limits", "analyze_capture"]
 
@@ -81,6 +83,7 @@ def analyze_capture(
     if common is not None:
         _read_again(folder, common, read)
     job = analyze_job(read.analyses, [*read.problems, *([common.notice] if common is not None else [])])
+    job = _judged_by_run(job, record.figures)
     document = document_of(job)
     differences = differences_of(read.times)
     baseline, changes = _since_baseline(run_dir, record, read.times, limits)
@@ -111,6 +114,28 @@ def analyze_capture(
         changes=changes,
         figures={**record.figures, **figures},
     )
+
+
+def _judged_by_run(job: JobAnalysis, figures: Mapping[str, Any]) -> JobAnalysis:
+    """Lower what is within the limit in the steps that were not profiled: profiling makes small operators longer.
+
+    Only for ranks without a device: the run's phases are times of the host.
+    """
+    usual_ms, spent_ms = figures.get("usual_step_ms"), figures.get("usual_optimizer_ms")
+    if not isinstance(usual_ms, int | float) or not isinstance(spent_ms, int | float) or usual_ms <= 0:
+        return job
+    share = spent_ms / usual_ms
+    if share >= thresholds.OPTIMIZER_SHARE or any(analysis.temporal.span_ns for analysis in job.ranks):
+        return job
+    text = f"; without the profiler, which makes small operators longer, the optimizer takes {share_text(share)}."
+    findings = [
+        as_remark(replace(each, title=each.title.removesuffix(".") + text))
+        if each.kind == "unfused_optimizer"
+        else each
+        for each in job.findings
+    ]
+    job = replace(job, findings=tuple(sorted(findings, key=finding_order, reverse=True)))
+    return replace(job, verdict=verdict_of(job))
 
 
 def _since_baseline(

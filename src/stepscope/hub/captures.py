@@ -523,7 +523,10 @@ class CaptureDesk:
         ranks = chosen_ranks(request, self.job.ranks(), self.job.findings())
         order = order_for(request, "", ranks, pace)
         order = replace(order, id=self._new_id(order.at_step))
-        return replace(self._record(order, request), figures={"usual_step_ms": round(pace.step_s * 1e3, 3)})
+        figures = {"usual_step_ms": round(pace.step_s * 1e3, 3)}
+        if pace.optimizer_s is not None:
+            figures["usual_optimizer_ms"] = round(pace.optimizer_s * 1e3, 3)
+        return replace(self._record(order, request), figures=figures)
 
     def _record(self, order: CaptureOrder, request: CaptureRequest) -> CaptureRecord:
         return CaptureRecord(

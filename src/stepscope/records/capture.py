@@ -178,8 +178,9 @@ class CaptureRecord:
     changes: tuple[Difference, ...] = ()
     """What takes longer than in the baseline of the run, an earlier capture; ``peer`` is the rank that it has."""
     figures: dict[str, Any] = field(default_factory=dict)
-    """``step_ms`` while it was profiled, and ``usual_step_ms`` before: what the capture itself cost; ``baseline``: the
-    ``id`` and ``steps`` of the capture that it was compared with."""
+    """``step_ms`` while it was profiled, and ``usual_step_ms`` before: what the capture itself cost;
+    ``usual_optimizer_ms``: the optimizer's part of that; ``baseline``: the ``id`` and ``steps`` of the capture that it
+    was compared with."""
 
 
 # -- Schedule ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from stepscope.hub.live.registry import ENDED
 from stepscope.records import run_clock
 from stepscope.records.capture import CaptureReport
 from stepscope.records.dataclass_json import decoded
-from stepscope.records.steps import BUILTIN_PHASES, COMM, FLAG_COMPILED, FLAG_SAMPLED
+from stepscope.records.steps import BUILTIN_PHASES, COMM, FLAG_COMPILED, FLAG_SAMPLED, OPTIMIZER
 
 __all__ = ["JobRank", "LiveJob", "Pace", "TraceReport"]
 
@@ -44,6 +44,8 @@ class Pace:
     """How long ago the newest step ended."""
     compiling: bool
     nodes: int
+    optimizer_s: float | None = None
+    """Of such a step on a median rank; None if it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +95,15 @@ class LiveJob:
         if not len(chosen):
             return None
         ended_ns = live.newest_step_end_ns()
+        optimizer = planes.arrays.get(f"phase:{BUILTIN_PHASES[OPTIMIZER]}")
+        in_optimizer = () if optimizer is None else optimizer[block][usual][planes.have[block][usual]]
         return Pace(
             newest=int(steps[-1]),
             step_s=float(np.median(chosen)) / 1e9,
             age_s=0.0 if ended_ns is None else max(0.0, (run_clock.wall_ns() - ended_ns) / 1e9),
             compiling=bool((flags[-COMPILED_STEPS:] & FLAG_COMPILED).any()),
             nodes=len(live.registry.nodes),
+            optimizer_s=float(np.median(in_optimizer)) / 1e9 if len(in_optimizer) else None,
         )
 
     def ranks(self) -> tuple[JobRank, ...]:
