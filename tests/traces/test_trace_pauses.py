@@ -147,6 +147,51 @@ def test_the_rule() -> None:
     assert job.verdict == finding.title
 
 
+def test_labels_of_the_recorder_are_no_places() -> None:
+    """Without stacks, all that is known of a sleep is which step and phase it was in."""
+    made = MadeTrace()
+    for step in range(5):
+        at = step * 100_000
+        made.step(step, at, 100_000)
+        made.annotation(f"stepscope.step {step}", at, 100_000)
+        made.op("aten::mm", at, 20_000)
+        made.annotation("stepscope.forward", at + 20_000, 70_000)
+        made.op("aten::add", at + 99_000, 1_000)
+    (finding,) = analyze_job([analyze_rank(made.trace(), 0)]).findings
+    assert finding.kind == "host_python"
+    assert "stepscope" not in finding.title + " ".join(finding.advice)
+    assert finding.advice[0] == "Record the trace with with_stack=True to see the lines."
+    assert {row[3] for row in found_in(window_of(made.trace()))} == {None}
+
+
+def test_a_sleep_in_a_layer_is_named_by_the_layer() -> None:
+    made = MadeTrace()
+    for step in range(5):
+        at = step * 100_000
+        made.step(step, at, 100_000)
+        made.op("aten::mm", at, 20_000)
+        made.annotation("stepscope.layer decoder.0", at + 20_000, 79_000)
+        made.annotation("stepscope.forward", at + 21_000, 77_000)
+        made.op("aten::add", at + 99_000, 1_000)
+    (stop,) = host_figures(window_of(made.trace())).stops
+    assert stop.place == "decoder.0"
+
+
+def test_built_in_methods_are_named_without_the_address_of_their_object() -> None:
+    made = MadeTrace()
+    for step in range(5):
+        at = step * 100_000
+        made.step(step, at, 100_000)
+        made.op("aten::mm", at, 20_000)
+        made.python("ck.py(7): <module>", at + 20_000, 79_000)
+        made.python(
+            "<built-in method run_backward of torch._C._EngineBase object at 0x7feef126fbf0>", at + 21_000, 77_000
+        )
+        made.op("aten::add", at + 99_000, 1_000)
+    (finding,) = analyze_job([analyze_rank(made.trace(), 0)]).findings
+    assert finding.evidence["stops"][0]["place"] == "run_backward at ck.py(7): <module>"
+
+
 @given(st.lists(st.tuples(st.integers(0, 119), st.integers(0, 30), st.booleans()), max_size=10))
 def test_random_stops(pieces: list[tuple[int, int, bool]]) -> None:
     """In units of half a millisecond; two steps that touch, a third that is left out."""

@@ -22,6 +22,7 @@ from typing import TypeVar
 from stepscope.traces.across_ranks.arrivals import CollectivesAnalysis
 from stepscope.traces.collective_calls import OPS
 from stepscope.traces.model.tables import Table, table_of
+from stepscope.traces.model.window import STEP
 from stepscope.traces.path.graph import CAUSES, Cause
 from stepscope.traces.rank_analysis import RankAnalysis
 
@@ -248,7 +249,7 @@ def _table(steps: tuple[JobStep, ...]) -> Table:
             sums[key] += each.time_ns
             seen[key] += 1
             # A step's own name does not say where in it the time was spent.
-            names[key]["" if each.name.startswith("ProfilerStep") else each.name] += each.time_ns
+            names[key]["" if STEP.match(each.name) else each.name] += each.time_ns
     whole_ns = sum(step.length_ns for step in steps)
     rows = [
         (rank, before, cause, names[rank, before, cause].most_common(1)[0][0], time_ns, time_ns / whole_ns, seen[key])

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.records.capture import LAYER_LABEL, PHASE_LABEL
 from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import Ints, Kind, Rows, named
 from stepscope.traces.model.kernel_names import is_asked_to_wait
 from stepscope.traces.model.tables import Table, distinct, table_of
-from stepscope.traces.model.window import STEP, Window, innermost_at, nest_of, padded, sums
+from stepscope.traces.model.window import PROFILER, STEP, Window, innermost_at, nest_of, padded, sums
 
 __all__ = [
     "Compiling",
@@ -115,7 +116,6 @@ def _table(window: Window, recorded: Rows, starts: Ints, ends: Ints) -> Table:
     middle = (starts + ends) // 2
     main = np.full(len(starts), window.host.main_thread, np.int32)
     inside = innermost_at(trace, window.calls, window.host_rows, main, middle)
-    steps = trace.names_where(STEP.match)
     after = np.searchsorted(slices.start_ns[recorded], ends)
     finish = np.argsort(slices.end_ns[recorded], kind="stable")
     before = np.searchsorted(slices.end_ns[recorded][finish], starts, side="right") - 1
@@ -140,7 +140,7 @@ def _table(window: Window, recorded: Rows, starts: Ints, ends: Ints) -> Table:
                 number,
                 starts[at],
                 ends[at] - starts[at],
-                None if steps[slices.name[around]] else name(around),
+                _name_around(window, around),
                 source,
                 name(previous),
                 name(following),
@@ -149,6 +149,21 @@ def _table(window: Window, recorded: Rows, starts: Ints, ends: Ints) -> Table:
     columns = ("step", "start_ns", "dur_ns", "inside", "source", "after", "before")
     note = "No operator ran on the main thread for more than 5 ms: Python code, or a wait."
     return table_of("holes", "Gaps on the main thread", columns, rows, limit=100, note=note)
+
+
+def _name_around(window: Window, row: int) -> str | None:
+    """Return the name of what ran around a hole; None if that is a whole step.
+
+    A phase that the recorder labeled is no name: nothing in the script is called ``stepscope.forward``.
+    """
+    while row >= 0:
+        name = window.trace.name(row)
+        if STEP.match(name) or name.startswith(PROFILER):
+            return None
+        if name.startswith(LAYER_LABEL) or not name.startswith(PHASE_LABEL):
+            return name.removeprefix(LAYER_LABEL)
+        row = int(window.calls.parents[row])
+    return None
 
 
 # -- loading ----------------------------------------------------------------------------------------------------------
@@ -337,6 +352,8 @@ def compiling_table(found: Compiling) -> Table | None:
 MIN_STOP_NS = 1_000_000
 MAX_PLACES = 100
 BUILT_IN = "<built-in "
+BUILT_IN_NAME = re.compile(BUILT_IN + r"(?:function|method) (?P<name>[^\s>]+)")
+"""``<built-in function sleep>``, ``<built-in method run_backward of torch._C._EngineBase object at 0x7f…>``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -396,11 +413,10 @@ def _place(window: Window, row: int) -> tuple[str | None, str | None]:
     """Return the line and the built-in function, as far as known."""
     if row < 0:
         return None, None
-    name = window.trace.name(row)
     source = window.host.sources.text(row)
-    if name.startswith(BUILT_IN):
-        return source, name.removeprefix(BUILT_IN).removesuffix(">").rpartition(" ")[2]
-    return source or (None if STEP.match(name) else name), None
+    if built_in := BUILT_IN_NAME.match(window.trace.name(row)):
+        return source, built_in["name"]
+    return source or _name_around(window, row), None
 
 
 # -- synchronization --------------------------------------------------------------------------------------------------

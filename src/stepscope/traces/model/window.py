@@ -31,6 +31,7 @@ from stepscope.traces.model.tables import distinct, sorted_by_key
 
 __all__ = [
     "LABEL",
+    "PROFILER",
     "STEP",
     "CallTree",
     "Nest",
