@@ -99,7 +99,7 @@ def test_markdown_shows_names_as_they_are(here: Path, capsys: pytest.CaptureFixt
     [
         (("--max-step", "1s"), "call prof.step()"),
         (("--max-idle", "1%"), "no work on a device"),
-        (("--max-memory", "1GB"), "profile_memory=True"),
+        (("--max-memory", "1GB"), "no work on a device"),
         (("--max-kernel", "*=1s"), "call prof.step()"),
     ],
 )
@@ -109,6 +109,25 @@ def test_what_a_trace_lacks(here: Path, words: Sequence[str], why: str, capsys: 
     made.write(here / "a.json")
     assert run_command(["gate", "--trace", "a.json", "--json", *words]) == 2
     assert why in json.loads(capsys.readouterr().out)["text"]
+
+
+def test_memory_that_was_not_recorded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = MadeTrace()
+    made.step(1, 0, 100)
+    made.launched("gemm", at=1, start=2, dur=50)
+    made.write(here / "a.json")
+    assert run_command(["gate", "--trace", "a.json", "--max-memory", "1GB"]) == 2
+    assert "profile_memory=True" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--max-slowdown", "2%"), ("--max-idle", "5%", "--max-slowdown", "2%"), ("--unit", "ms"), ("--html", "a.html")],
+)
+def test_options_of_runs_are_not_for_traces(job: Path, words: Sequence[str]) -> None:
+    wrong = next(word for word in words if word in ("--max-slowdown", "--unit", "--html"))
+    with pytest.raises(UsageError, match=f"not for --trace: {wrong}; limits on traces are --max-step"):
+        run_command(["gate", "--trace", "traces", *words])
 
 
 def test_an_unreadable_file_leaves_it_open(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

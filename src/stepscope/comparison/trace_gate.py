@@ -1,8 +1,8 @@
 """Limits on a job's traces, for CI: which hold, as a document and its text or Markdown (``stepscope gate --trace``).
 
 Each limit is checked on the rank that is worst for it. What a trace does not contain cannot be decided: memory without
-``profile_memory=True``, a step without ``prof.step()``, a kernel that did not run. Nor does a limit hold for sure if
-files of other ranks could not be read.
+a device or without ``profile_memory=True``, a step without ``prof.step()``, a kernel that did not run. Nor does a limit
+hold for sure if files of other ranks could not be read.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ def _communication(analysis: RankAnalysis, *, exposed: bool) -> _Figure:
 
 def _memory(analysis: RankAnalysis) -> _Figure:
     peak = analysis.host.peak_allocated_bytes
-    why = "the trace has no peak of device memory: record it with profile_memory=True"
-    return _Figure(value=peak, why=why)
+    unrecorded = "the trace has no peak of device memory: record it with profile_memory=True"
+    return _Figure(value=peak, why=unrecorded if analysis.pace.work.span_ns else NO_DEVICE)
 
 
 def _kernels_named(pattern: str) -> Callable[[RankAnalysis], _Figure]:

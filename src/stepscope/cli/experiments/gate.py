@@ -33,6 +33,7 @@ examples:
 
 Exit codes: 0 pass, 1 regression or limit exceeded, 2 cannot tell, 3 bad input or usage.
 """
+DEFAULT_SLOWDOWN = 0.02
 USAGE_EXIT = 3
 """2 means that the runs do not decide it; a mistyped option must not look like that."""
 
@@ -43,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-slowdown",
         metavar="PERCENT",
         type=percentage("slowdown"),
-        default=0.02,
         help="the largest slowdown of the step time that passes (default: 2 percent)",
     )
     parser.add_argument(
@@ -93,6 +93,7 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+TRACE_LIMITS = "--max-step, --max-idle, --max-comm, --max-exposed, --max-memory or --max-kernel"
 UNITS_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
 UNITS_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 UNITS_BYTES |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -165,8 +166,17 @@ def _run_on_traces(args: argparse.Namespace) -> int:
     from stepscope.traces.reading.cache import Cache
     from stepscope.traces.reading.files import find_traces
 
-    if args.baselines is not None or args.record or args.no_new_findings or args.html is not None:
-        raise UsageError("--trace has limits only: no baselines, --record, --no-new-findings or --html")
+    of_runs = {
+        "--max-slowdown": args.max_slowdown is not None,
+        "--no-new-findings": args.no_new_findings,
+        "--baselines": args.baselines is not None,
+        "--record": args.record,
+        "--column": args.column is not None,
+        "--unit": args.unit is not None,
+        "--html": args.html is not None,
+    }
+    if given := [name for name, is_given in of_runs.items() if is_given]:
+        raise UsageError(f"not for --trace: {', '.join(given)}; limits on traces are {TRACE_LIMITS}")
     if args.max_memory is not None and not args.max_memory[1]:
         raise UsageError("--max-memory of traces is a size, such as 12GiB")
     # A path after other options is a trace as well.
@@ -182,9 +192,7 @@ def _run_on_traces(args: argparse.Namespace) -> int:
         kernels=tuple(args.max_kernel),
     )
     if limits == TraceLimits():
-        raise UsageError(
-            "name a limit: --max-step, --max-idle, --max-comm, --max-exposed, --max-memory or --max-kernel"
-        )
+        raise UsageError(f"name a limit: {TRACE_LIMITS}")
     files, passed_over = find_traces(paths)
     job = analyze_traces(files, passed_over, Options(cache=Cache.of_environment()), "local")
     document = gate_trace(job, limits, unread=unread_files(job, files))
@@ -243,7 +251,7 @@ def _run_on_runs(args: argparse.Namespace) -> int:
         baselines,
         candidate,
         Limits(
-            slowdown=args.max_slowdown,
+            slowdown=DEFAULT_SLOWDOWN if args.max_slowdown is None else args.max_slowdown,
             memory=args.max_memory[0] if args.max_memory else None,
             new_findings=not args.no_new_findings,
         ),
