@@ -125,7 +125,7 @@ def rank_path(window: Window, exchanges: Exchanges) -> RankPath:
     tables = (
         by_cause,
         *_name_tables(*shown, length_ns, whole is not None),
-        what_if_table(tried, WHOLE_NOTE if whole else ""),
+        what_if_table(tried, WHOLE_NOTE if whole else "", title="What if, in the median step"),
     )
     return RankPath(
         steps=steps,

@@ -508,7 +508,7 @@ def _candidates(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operat
     return [change for ns, change in sorted(found, key=lambda each: -each[0]) if ns > least]
 
 
-def what_if_table(tried: Iterable[WhatIf], more: str = "", *, title: str = "What if") -> Table:
+def what_if_table(tried: Iterable[WhatIf], more: str = "", *, title: str) -> Table:
     """Build the table; ``more`` is appended to the note."""
     tried = list(tried)
     remarks = not all(each.fits for each in tried)
