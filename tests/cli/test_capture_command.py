@@ -107,9 +107,11 @@ def test_a_capture_that_does_not_progress(active: Path) -> None:
     ordered = replace(DONE, state="ordered")
     with (
         answering(active, lambda line: replace(ordered, request=line["id"])),
-        pytest.raises(RunError, match="nothing happened for 1 s: the capture is still ordered"),
+        pytest.raises(RunError, match="nothing happened for 1 s: the capture is still ordered") as raised,
     ):
         run_command(["capture", "job", "--wait", "1"])
+    assert f"begins when its ranks reach step {DONE.order.at_step}" in str(raised.value)
+    assert "`stepscope capture runs/job --list`" in str(raised.value)
 
 
 def test_what_is_in_the_way(active: Path) -> None:
@@ -132,6 +134,10 @@ def test_what_is_in_the_way(active: Path) -> None:
         run_command(["capture", "job"])
     with pytest.raises(UsageError, match="--pid and a run exclude each other"):
         run_command(["capture", "job", "--pid", "7"])
+    with pytest.raises(
+        UsageError, match="--pid and --memory exclude each other: allocations are recorded in captures of"
+    ):
+        run_command(["capture", "--memory", "--pid", "7"])
     with pytest.raises(UsageError, match="--ms and --output are for --pid"):
         run_command(["capture", "job", "--ms", "7"])
     assert not (active / CAPTURE_REQUESTS).exists()

@@ -107,6 +107,11 @@ def test_the_nearest_name(word: str, known: list[str], meant: str) -> None:
         ("ls --jsom", "unknown option: --jsom; did you mean --json?", "stepscope list"),
         ("report a b", "unknown argument: b", "stepscope report"),
         (
+            "serve a b",
+            "serve takes one folder, not also b; serve the folder that contains them, or each with a --port of its own",
+            "",
+        ),
+        (
             "run --nporc-per-node 2 train.py",
             "unknown option: --nporc-per-node; did you mean --nproc-per-node?",
             "stepscope run",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import socket
 import sys
 import time
@@ -132,9 +133,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _capture_processes(args: argparse.Namespace) -> int:
-    wrong = {"a run": args.path, "--ranks": args.ranks != "worst", "--memory": args.memory, "--list": args.list}
-    if name := next((name for name, given in wrong.items() if given), None):
-        raise UsageError(f"--pid and {name} exclude each other: a process belongs to no run")
+    wrong = {
+        "a run": (args.path, "name the run, or its processes"),
+        "--ranks": (args.ranks != "worst", "name each process with a --pid of its own"),
+        "--memory": (args.memory, "allocations are recorded in captures of a run only"),
+        "--list": (args.list, "it lists the captures of a run; those of processes are where --output puts them"),
+    }
+    for name, (given, why) in wrong.items():
+        if given:
+            raise UsageError(f"--pid and {name} exclude each other: {why}")
     return run_process_capture(
         args.pid,
         ms=args.ms,
@@ -214,8 +221,7 @@ def _follow(run_dir: Path, request: str, wait_s: float, show: Callable[[str], No
         show(_doing(record))
         most_s = min(wait_s, FIRST_ANSWER_S) if record is None else wait_s
         if now_s - changed_s >= most_s:
-            who = "the run's hub did not take the request" if record is None else f"the capture is still {record.state}"
-            raise RunError(f"nothing happened for {duration_text(most_s, whole=True)}: {who}")
+            raise RunError(f"nothing happened for {duration_text(most_s, whole=True)}: {_unfinished(run_dir, record)}")
         if now_s - checked_s >= CHECK_S:
             checked_s = now_s
             if ended and (read_hub_file(run_dir) is None or now_s - changed_s >= LAST_S):
@@ -226,6 +232,18 @@ def _follow(run_dir: Path, request: str, wait_s: float, show: Callable[[str], No
             if not ended and _over(run_dir, read_meta(run_dir)):
                 ended, changed_s = True, now_s  # its hub may be about to complete the record
         time.sleep(EVERY_S)
+
+
+def _unfinished(run_dir: Path, record: CaptureRecord | None) -> str:
+    if record is None:
+        return "the run's hub did not take the request"
+    later = (
+        f"it begins when its ranks reach step {record.order.at_step}" if record.state == "ordered" else "it continues"
+    )
+    return (
+        f"the capture is still {record.state} ({later}); "
+        f"`stepscope capture {shlex.quote(str(run_dir))} --list` shows when it is done"
+    )
 
 
 def _record_of(run_dir: Path, request: str, record: CaptureRecord | None) -> CaptureRecord | None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stepscope.hub.server import Server
     from stepscope.hub.transport import TlsFiles
 
-__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
+__all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 
 HELP = "serve a run, a folder of runs or traces, or all your runs over HTTP"
 EPILOG = """\
@@ -145,6 +145,13 @@ def _has_traces(folder: Path) -> bool:
     from stepscope.hub.traces.folders import trace_folders
 
     return bool(trace_folders(folder))
+
+
+def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
+    raise UsageError(
+        f"serve takes one folder, not also {' '.join(words)}; serve the folder that contains them, "
+        "or each with a --port of its own"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
