@@ -120,6 +120,27 @@ def test_the_rank_is_switched_and_the_link_keeps_it(browser_page: Any, hub: Serv
     expect(rank).to_have_count(0)
 
 
+def test_columns_that_do_not_fit_are_shown_on_request(browser_page: Any, hub: ServedFolder) -> None:
+    """On a phone no column is cut; the window's width decides again when it changes."""
+    page = opened(browser_page(width=390), hub, "/trace/job")
+    show(page, "Two ranks")
+    table = page.get_by_role("region", name=re.compile("^Table: Kernels"))
+    more = page.get_by_role("button", name="Show all 6 columns").last
+    expect(more).to_be_visible()
+    assert table.evaluate("box => box.scrollWidth <= box.clientWidth")
+    few = table.get_by_role("columnheader").count()
+    assert 2 <= few < 6
+    more.click()
+    expect(table.get_by_role("columnheader")).to_have_count(6)
+    page.get_by_role("button", name="Show fewer columns").last.click()
+    expect(table.get_by_role("columnheader")).to_have_count(few)
+    page.set_viewport_size({"width": 1280, "height": 900})
+    expect(table.get_by_role("columnheader")).to_have_count(6)
+    facts = page.get_by_role("list", name="About the files").get_by_role("listitem")
+    tops = facts.evaluate_all("facts => facts.map((fact) => fact.getBoundingClientRect().top)")
+    assert len(set(tops)) == 1, "the facts are on one line"
+
+
 def test_the_merged_timeline_goes_to_perfetto_and_to_a_file(browser_page: Any, hub: ServedFolder) -> None:
     page = browser_page()
     browser_page.expects(page, "ui.perfetto.dev", "target origin")

@@ -443,7 +443,7 @@ ON_REQUEST: Mapping[str, Sequence[str]] = {
     "queue": (),
     "sequences": (),
     "operators_by_shape": (),
-    "modules": (),
+    "modules": ("module", "host_ns", "backward_host_ns", "device_ns", "backward_device_ns", "calls"),
     "annotations": (),
     "loading": (),
     "holes": (),

@@ -1,7 +1,7 @@
 /** Tables of a report: sorted by a click on a heading, further columns on request, as CSV. */
 
 import type { ComponentChildren } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Cell, TableDocument } from "../api/report-document";
 import { Card } from "../ui/card";
 import { csvText, download } from "../ui/csv";
@@ -67,7 +67,8 @@ interface Order {
 function TableView({ table, titled, tools }: { table: TableDocument; titled: boolean; tools?: ComponentChildren }) {
   const [order, setOrder] = useState<Order | null>(null);
   const [all, setAll] = useState(false);
-  const columns = table.heads.map((_, at) => at).slice(0, all ? undefined : table.main);
+  const { box, fit } = useFittingColumns(table.main, all);
+  const columns = table.heads.map((_, at) => at).slice(0, all ? undefined : fit);
   const [long, setLong] = useState(false);
   const sorted = order === null ? table.rows : sortedRows(table.rows, order);
   const rows = long ? sorted : sorted.slice(0, ROWS_SHOWN);
@@ -76,7 +77,7 @@ function TableView({ table, titled, tools }: { table: TableDocument; titled: boo
     <div class="report-table">
       {titled && <h3>{table.title}</h3>}
       {table.note !== "" && <p class="muted small">{table.note}</p>}
-      <div class="scrolls" tabIndex={0} role="region" aria-label={`Table: ${table.title}`}>
+      <div class="scrolls" ref={box} tabIndex={0} role="region" aria-label={`Table: ${table.title}`}>
         <table>
           <thead>
             <tr>
@@ -109,7 +110,7 @@ function TableView({ table, titled, tools }: { table: TableDocument; titled: boo
       </div>
       {(long || sorted.length === rows.length) && table.more !== "" && <p class="muted small">{table.more}</p>}
       <div class="report-tools">
-        {table.heads.length > table.main && (
+        {table.heads.length > fit && (
           <button type="button" class="quiet" aria-expanded={all} onClick={() => setAll(!all)}>
             {all ? "Show fewer columns" : `Show all ${table.heads.length} columns`}
           </button>
@@ -123,6 +124,32 @@ function TableView({ table, titled, tools }: { table: TableDocument; titled: boo
       </div>
     </div>
   );
+}
+
+/** How many of the first `most` columns fit into the box, at least two; counted again when the window's width changes. */
+function useFittingColumns(most: number, all: boolean) {
+  const box = useRef<HTMLDivElement>(null);
+  const [shown, setShown] = useState({ most, fit: most });
+  useEffect(() => {
+    let width = innerWidth;
+    const onResize = (): void => {
+      if (innerWidth === width) return; // a phone's address bar changes the height alone
+      width = innerWidth;
+      setShown({ most, fit: most });
+    };
+    addEventListener("resize", onResize);
+    return () => removeEventListener("resize", onResize);
+  }, [most]);
+  const fit = shown.most === most ? shown.fit : most;
+  useLayoutEffect(() => {
+    const element = box.current;
+    if (all || element === null || element.scrollWidth <= element.clientWidth) return;
+    const right = element.getBoundingClientRect().left + element.clientWidth + 1;
+    const inside = [...element.querySelectorAll("thead th")].filter((head) => head.getBoundingClientRect().right <= right).length;
+    const fewer = Math.max(2, inside);
+    if (fewer < fit) setShown({ most, fit: fewer });
+  }, [shown, all, most]);
+  return { box, fit };
 }
 
 /** Rows by one column; unknown values are always last. */
