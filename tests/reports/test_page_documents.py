@@ -216,6 +216,44 @@ def test_two_ranks_are_compared_by_step(trace_job: Callable[..., Any]) -> None:
     assert {part["view"] for part in (sentences, tables)} == {"difference"}
 
 
+def test_python_of_two_ranks_is_compared(trace_job: Callable[..., Any]) -> None:
+    document = document_of(trace_job(ranks=2))
+    steps = len(document["ranks"]["0"]["steps"])
+    document["ranks"]["1"]["host"]["stops"] = [
+        {"place": "train.py (<module>)", "call": "sleep", "count": steps, "total_ns": steps * 69 * MS}
+    ]
+    sentences, tables = difference_parts(document, 1, 0)
+    assert sentences["items"][0] == "69.0 ms more in sleep at train.py between operators."
+    python = next(table for table in tables["tables"] if table["title"].startswith("Python on the main thread"))
+    assert python["rows"] == [["sleep at train.py", ["69.0 ms", 69 * MS], ["69.0 ms", 69 * MS], ["0", 0]]]
+
+
+@pytest.mark.parametrize(("phase", "subject"), [("comm", 1), (None, 0)])
+def test_two_ranks_open_with_the_one_that_has_more_work(
+    trace_job: Callable[..., Any], phase: str | None, subject: int
+) -> None:
+    """A finding about communication names the rank that waits; only the other findings name the slow one."""
+    document = document_of(trace_job(ranks=2))
+    named = {**document["findings"][0], "ranks": [0], "phase": phase}
+    document["findings"] = [named]
+    for row in document["distributed"]["rows"]:
+        row["exposed_comm_ns"] = 0 if row["rank"] == 1 else 50 * MS
+        document["ranks"][str(row["rank"])]["pace"]["work"]["exposed_comm_ns"] = row["exposed_comm_ns"]
+    page = trace_page(document, name="traces")
+    assert (page["pair"][0], page["rank"]) == (subject, subject)
+
+
+def test_memory_that_no_allocator_reserves_is_not_drawn(trace_job: Callable[..., Any]) -> None:
+    document = document_of(trace_job())
+    rows = document["ranks"]["0"]["tables"]["memory"]["rows"]
+    (curve,) = (part for part in rank_parts(document, "0") if part["title"] == "Memory")
+    assert [name for name, _ in curve["lines"]] == ["allocated", "reserved"]
+    for row in rows:
+        row["reserved_bytes"] = 0
+    (curve,) = (part for part in rank_parts(document, "0") if part["title"] == "Memory")
+    assert [name for name, _ in curve["lines"]] == ["allocated"]
+
+
 def test_the_parts_of_a_rank_are_those_inside_the_page(trace_job: Callable[..., Any]) -> None:
     """Whether a hub sends them or a file has them."""
     document = document_of(trace_job(ranks=40))

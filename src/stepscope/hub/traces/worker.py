@@ -155,7 +155,9 @@ def _write_views(job: JobAnalysis, name: str, out: Path) -> None:
     for rank, found in document["ranks"].items():
         _write(out / rank_file(int(rank)), {"rank": int(rank), "parts": rank_parts(document, rank)})
         tables = {table: found["tables"][table] for table in RAW_TABLES if table in found["tables"]}
-        _write(out / raw_file(int(rank)), {"steps": found["steps"], "pace": found["pace"], "tables": tables})
+        host = {"stops": found["host"]["stops"]}
+        raw = {"steps": found["steps"], "pace": found["pace"], "host": host, "tables": tables}
+        _write(out / raw_file(int(rank)), raw)
 
 
 def _write_timeline(job: JobAnalysis, options: Options, out: Path, first: int | None) -> None:

@@ -18,6 +18,7 @@ The input is the document of ``stepscope trace --json`` and nothing else. A *vie
 from __future__ import annotations
 
 import posixpath
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import median_low
@@ -53,6 +54,7 @@ from stepscope.reports.trace import (
     worst_ranks,
 )
 from stepscope.traces.model.kernel_names import fitted, short_name
+from stepscope.traces.rules.view import UNNAMED
 from stepscope.traces.timeline import CAUSE_COLORS
 
 __all__ = [
@@ -127,7 +129,8 @@ def trace_page(
 ) -> Part:
     """The page of traces. ``top``: rows of each table; ``timeline``: ``Timeline.to_dict``; ``more``: further keys."""
     diff, now = document["diff"], _trace_verdict(document)
-    shown, pair = rank_shown(document), compared_ranks(document)
+    pair = compared_ranks(document)
+    shown = str(pair[0]) if pair else rank_shown(document)
     inside, several = _embedded_ranks(document, shown, pair, embedded), len(document["ranks"]) > 1
     parts = {
         "overview": (
@@ -444,7 +447,8 @@ def _class_text(row: Mapping[str, Any]) -> str:
 def _memory(rank: str, tables: Mapping[str, Any]) -> Iterator[Part]:
     rows = _listed_rows(tables, "memory")
     lines = {name: [row[f"{name}_bytes"] for row in rows] for name in ("allocated", "reserved")}
-    known = {name: column for name, column in lines.items() if any(value is not None for value in column)}
+    # A host has no allocator that reserves: the profiler records 0.
+    known = {name: column for name, column in lines.items() if any(column) or (name == "allocated" and rows)}
     if known:
         most = max((value for value in lines["allocated"] if value is not None), default=None)
         peak = "" if most is None else f"; peak: {bytes_text(most)} allocated"
@@ -479,15 +483,28 @@ SMALLEST_NAMED = 0.01
 
 
 def compared_ranks(document: Document) -> list[int] | None:
-    """The rank that is shown and one of median pace; None if there is one rank."""
-    shown = rank_shown(document)
+    """The rank with most work of its own and one of median pace; None if there is one rank.
+
+    A finding names the rank with more work, unless it is about communication: then it names who waits for that rank.
+    """
     paces = {int(rank): found["pace"]["step_ns"] for rank, found in document["ranks"].items()}
-    if shown is None or len(paces) < 2:
+    if len(paces) < 2:
         return None
-    first = int(shown)
+    named = (rank for finding in document["findings"] if finding["phase"] != "comm" for rank in finding["ranks"])
+    slowest = max(paces, key=lambda rank: (_own_ns(document, rank), -rank))
+    first = next((rank for rank in named if rank in paces), slowest)
     others = {rank: ns for rank, ns in paces.items() if rank != first}
     typical_ns = median_low(others.values())
     return [first, next(rank for rank, ns in others.items() if ns == typical_ns)]
+
+
+def _own_ns(document: Document, rank: int) -> int:
+    """Return the length of a step without what the rank spends in communication alone: mostly waits for others."""
+    found = document["ranks"][str(rank)]
+    (row,) = (row for row in document["distributed"]["rows"] if row["rank"] == rank)
+    of_work = found["pace"]["work"] if found["pace"]["work"]["span_ns"] else row
+    own_ns: int = found["pace"]["step_ns"] - (of_work["exposed_comm_ns"] or 0) // _step_count(found)
+    return own_ns
 
 
 def difference_parts(document: Document, rank: int, peer: int, *, top: int = DIFFERENT_ROWS) -> list[Part]:
@@ -505,9 +522,11 @@ def compared_parts(
     operators = _differences(sides, "operators", "operator", "host_self_ns", "calls")
     kernels = _differences(sides, "kernels", "name", "total_ns", "count")
     times = _device_differences(sides)
+    pythons = _python_differences(sides)
     note = f"In a step. extra: how much longer {name} takes than {peer}"
     tables = [
         _difference_table("Device and step", times, note, top),
+        _difference_table("Python on the main thread, outside of operators", pythons, note, top),
         _difference_table("Operators, on the host without the operators inside", operators, note, top),
         _difference_table("Kernels", kernels, f"{note}; a collective includes the wait for other ranks", top),
     ]
@@ -517,7 +536,11 @@ def compared_parts(
     step_ns = max(own["pace"]["step_ns"], other[1]["pace"]["step_ns"])
     sentences = [
         f"{ns_text(abs(row['extra_ns']))} {'more' if row['extra_ns'] > 0 else 'less'} in {_short(row['name'])}{where}."
-        for rows, where in ((operators, " on the host"), (kernels, " on the device"))
+        for rows, where in (
+            (pythons, " between operators" if pythons and pythons[0]["name"] != UNNAMED else ""),
+            (operators, " on the host"),
+            (kernels, " on the device"),
+        )
         for row in rows[:1]
         if abs(row["extra_ns"]) > SMALLEST_NAMED * step_ns
     ]
@@ -576,6 +599,19 @@ def _differences(sides: Sides, table: str, name: str, time: str, calls: str) -> 
         values = [times.get(text, (0, 0.0)) for times in found]
         counts = {f"{column}_count": round(count, 2) for (column, _), (_, count) in zip(sides, values, strict=True)}
         rows.append({**_difference(text, [time_ns for time_ns, _ in values], sides), **counts})
+    return sorted(rows, key=lambda row: -abs(row["extra_ns"]))
+
+
+def _python_differences(sides: Sides) -> list[dict[str, Any]]:
+    """Rows by what ran while the main thread ran no operator and waited for no rank, the largest difference first."""
+    found: list[Counter[str]] = []
+    for _, rank in sides:
+        times: Counter[str] = Counter()
+        for stop in rank.get("host", {}).get("stops", ()):
+            named = " at ".join(filter(None, (stop["call"], short_name(stop["place"] or ""))))
+            times[named or UNNAMED] += stop["total_ns"] // _step_count(rank)
+        found.append(times)
+    rows = [_difference(name, [times[name] for times in found], sides) for name in dict.fromkeys(chain(*found))]
     return sorted(rows, key=lambda row: -abs(row["extra_ns"]))
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stepscope.traces.job import JobAnalysis
     from stepscope.traces.rank_analysis import RankAnalysis
 
-__all__ = ["JobView", "claim_of", "cost_of", "halved", "holes_of", "in_ms", "severity_of", "view_of"]
+__all__ = ["UNNAMED", "JobView", "claim_of", "cost_of", "halved", "holes_of", "in_ms", "severity_of", "view_of"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
