@@ -38,9 +38,9 @@ RIGHT: dict[str, Any] = {
     "cudnn_benchmark": False,
     "tf32": True,
     "floors": {"step": [0, 50], "host": [10, 20], "device": [1, 2], "epochs": 3, "epoch_steps": [0, 20, 40]},
-    "malloc": {"step": [16, 80], "free": [1600, 4000], "resident": [5000, 8000]},
     "progress": {"by": "transformers", "numbers": [[0, 501], [40, 1]], "epochs": [[0, 12]]},
     "evaluations": [{"name": "eval_long", "count": 3, "ms": 1250.5, "after": 60}],
+    "malloc": {"step": [16, 80], "free": [1600, 4000], "resident": [5000, 8000]},
 }
 
 

@@ -227,9 +227,9 @@ FACTS_FORM: dict[str, Check | dict[str, Check]] = {
         "epochs": _is_count,
         "epoch_steps": _list_of(_is_count),
     },
-    "malloc": {"step": _list_of(_is_count), "free": _list_of(_is_count), "resident": _list_of(_is_count)},
     "progress": {"by": _is_text, "numbers": _list_of(_is_pair), "epochs": _list_of(_is_pair)},
     "evaluations": _list_of(_is_evaluation),
+    "malloc": {"step": _list_of(_is_count), "free": _list_of(_is_count), "resident": _list_of(_is_count)},
 }
 """Every key, the most important first."""
 

@@ -21,7 +21,7 @@ LONGEST_NS = 5_000_000
 """Of processor time: once a call took this long, there is no other."""
 MOST_COST = 0.001
 """Of the time until the next call."""
-MOST_READINGS = 32
+MOST_READINGS = 24
 """If there are more, every other one is dropped, and fewer are added from then on."""
 UNIT = 1 << 16
 """In which they are published, in bytes."""
