@@ -345,6 +345,17 @@ def test_what_healthy_processes_use_is_no_leak(shape: str) -> None:
     assert found(run) == []
 
 
+def test_old_readings_are_not_judged() -> None:
+    """A cache that filled until step 150; in the run, nobody grows."""
+    steps = np.arange(16, 160, 8)
+    run = with_samples(Cluster(ranks=1, steps=1_500, phases_ms=QUICK), rss_mb=lambda _, at: 4_000 + 0.0 * at)
+    run.ranks[0].facts.update(malloc_of(steps, 16 * (1_000 - 6 * steps), np.full(len(steps), 64_000)))
+    assert found(run) == []
+    steps = np.append(steps, np.arange(160, 1_500, 100))
+    run.ranks[0].facts.update(malloc_of(steps, 16 * (1_000 - 6 * np.minimum(steps, 150)), np.full(len(steps), 64_000)))
+    assert found(run) == []
+
+
 @pytest.mark.parametrize(
     "raw", [{}, {"step": [1, 2], "free": [1]}, {"step": [3] * 20, "free": [1] * 20, "resident": [*range(20)]}]
 )

@@ -111,6 +111,25 @@ def test_recordings_without_a_common_step_are_compared_as_they_are(tmp_path: Pat
     assert ([len(each.steps) for each in found.job.ranks], found.notices) == ([2, 3], ())
 
 
+@pytest.mark.parametrize(
+    ("left_out", "expected"),
+    [
+        ({1: {3}}, [[4, 5, 6, 7, 8, 9]] * 3),  # not both sides of a gap, which its peers would fill
+        ({1: {1, 2, 3, 4, 5, 6, 7}}, [[*range(1, 10)], [8, 9], [*range(1, 10)]]),  # a short trace takes no evidence
+    ],
+)
+def test_steps_that_ranks_have_in_common_follow_each_other(
+    tmp_path: Path, left_out: dict[int, set[int]], expected: list[list[int]]
+) -> None:
+    for rank in range(3):
+        made = MadeTrace(rank=rank, world_size=3)
+        for number in sorted({*range(1, 11)} - left_out.get(rank, set())):
+            made.step(number, 100 * number, 90)
+        made.write(tmp_path / f"rank{rank}.json")
+    found = stepscope.traces.open(tmp_path, cache=False)
+    assert [[step.number for step in each.steps] for each in found.job.ranks] == expected
+
+
 def test_memory_and_slices(traces: TraceSet) -> None:
     assert traces.memory(3).rows() == [
         {

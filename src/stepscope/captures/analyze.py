@@ -80,6 +80,8 @@ def analyze_capture(
     if not read.analyses:
         return _failed(record, read.problems[0])
     common = common_steps(read.analyses)
+    if clock() - began_s > limits.seconds / 3:
+        common = None  # no time to read them again
     if common is not None:
         _read_again(folder, common, read)
     job = analyze_job(read.analyses, [*read.problems, *([common.notice] if common is not None else [])])

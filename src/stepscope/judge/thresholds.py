@@ -542,6 +542,8 @@ CREEP_SETTLING_BYTES = 256 << 20
 """… if it grew by less than this …"""
 CREEP_SETTLING_RUNS = 50.0
 """… and runs out after more than so many times the steps in which it was seen to grow."""
+CREEP_READINGS_OLD = 1.5
+"""Readings of malloc come until each 1.3 times as far a step; if the run is this many times as far, they are old."""
 CREEP_FREE_SHARE = 0.7
 """If so much of the growth was freed and is kept by glibc; a leak of middle-sized blocks leaves gaps of up to half."""
 CREEP_FREE_BYTES = 1 << 30

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -149,6 +150,10 @@ def one_per_rank(analyses: Sequence[RankAnalysis]) -> tuple[list[RankAnalysis], 
     return [found[rank] for rank in sorted(found)], chosen
 
 
+KEPT_SHARE = 0.5
+"""Of the steps of the median rank, at least; otherwise a single short trace would take away all evidence."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommonSteps:
     """Ranks whose recordings ended (or began) at different steps are only compared over those that all have."""
@@ -166,14 +171,30 @@ class CommonSteps:
 
 
 def common_steps(analyses: Sequence[RankAnalysis]) -> CommonSteps | None:
-    """Find the steps that all ranks have; None if these are all steps, or the ranks have no numbers in common.
+    """Find the steps that all ranks have; None if these are all steps, or too few to judge by.
 
     While a rank that stopped recording first writes its trace, its peers wait for it in steps that it did not record.
+    A trace that was cut off while it was written says nothing about that.
     """
-    numbers = {analysis.rank: analysis.step_numbers for analysis in analyses if analysis.steps}
-    shared = frozenset.intersection(*numbers.values()) if numbers else frozenset()
-    longer = tuple(rank for rank, own in numbers.items() if own != shared)
-    return CommonSteps(numbers=tuple(sorted(shared)), ranks=longer) if shared and longer else None
+    numbers = {each.rank: each.step_numbers for each in analyses if each.steps and not each.meta.truncated}
+    if not numbers:
+        return None
+    shared = _longest_run(frozenset.intersection(*numbers.values()))
+    longer = tuple(rank for rank, own in numbers.items() if own != set(shared))
+    enough = len(shared) >= KEPT_SHARE * median(map(len, numbers.values()))
+    return CommonSteps(numbers=shared, ranks=longer) if shared and longer and enough else None
+
+
+def _longest_run(numbers: Collection[int]) -> tuple[int, ...]:
+    """The longest stretch without gaps, the first of several; ascending."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    longest: list[int] = max(runs, key=len, default=[])
+    return tuple(longest)
 
 
 def assign_ranks(metas: Sequence[TraceMeta]) -> RankAssignment:

@@ -539,18 +539,25 @@ def _malloc_free(facts: Mapping[str, Any], steps: Floats) -> Floats:
     return np.asarray(most, np.float64)
 
 
-def rise_in_use(facts: Sequence[Mapping[str, Any]], comparisons: int) -> Rise:
+def rise_in_use(facts: Sequence[Mapping[str, Any]], last_step: int, comparisons: int) -> Rise:
     """Judge what the processes use of their memory, from the recorders' readings since the run began.
 
-    A leak that lives on what was free does not show in the size of the process for hundreds of steps.
+    A leak that lives on what was free does not show in the size of the process for hundreds of steps.  Old readings are
+    not judged: what grew at the start may have ended long ago.
     """
     readings = [_malloc_readings(own) for own in facts]
     width = max((len(at) for at, _, _ in readings), default=0)
     steps, used = np.full((len(facts), width), np.nan), np.full((len(facts), width), np.nan)
+    steady = np.zeros(len(facts), np.bool_)
     for row, (at, free, resident) in enumerate(readings):
+        if not len(at) or at[-1] * thresholds.CREEP_READINGS_OLD < last_step:
+            continue
         steps[row, : len(at)], used[row, : len(at)] = at, resident - free
+        start = math.ceil(len(at) * thresholds.CREEP_LEFT_OUT)
+        steady[row] = _keeps_its_pace(at[start:], (resident - free)[start:])
     rise = rise_of_samples(used, steps, 0.0, comparisons)
-    return replace(rise, judged=np.ones(len(facts), np.bool_))  # those who publish nothing use no more than before
+    # Those who publish nothing use no more than before.
+    return replace(rise, rises=rise.rises & steady, judged=np.ones(len(facts), np.bool_))
 
 
 def _malloc_readings(facts: Mapping[str, Any]) -> tuple[Floats, Floats, Floats]:
@@ -699,7 +706,7 @@ def _host_rises(
     yield "host_rss", (rise := _beyond_malloc(long.rise, facts)), long.epoch
     if rise.rises.any():
         return
-    yield "host_used", (rise := rise_in_use(facts, comparisons)), None
+    yield "host_used", (rise := rise_in_use(facts, int(view.window.steps[-1]), comparisons)), None
     if rise.rises.any():
         return
     known = np.array(["growing" in own for own in facts], np.bool_)

@@ -96,14 +96,17 @@ class LiveJob:
             return None
         ended_ns = live.newest_step_end_ns()
         optimizer = planes.arrays.get(f"phase:{BUILTIN_PHASES[OPTIMIZER]}")
-        in_optimizer = () if optimizer is None else optimizer[block][usual][planes.have[block][usual]]
+        whole_ns = float(planes.arrays["wall_ns"][block][usual].sum())
+        # Of the sums: with gradient accumulation, most steps have no optimizer.
+        share = float(optimizer[block][usual].sum()) / whole_ns if optimizer is not None and whole_ns > 0 else 0.0
+        step_s = float(np.median(chosen)) / 1e9
         return Pace(
             newest=int(steps[-1]),
-            step_s=float(np.median(chosen)) / 1e9,
+            step_s=step_s,
             age_s=0.0 if ended_ns is None else max(0.0, (run_clock.wall_ns() - ended_ns) / 1e9),
             compiling=bool((flags[-COMPILED_STEPS:] & FLAG_COMPILED).any()),
             nodes=len(live.registry.nodes),
-            optimizer_s=float(np.median(in_optimizer)) / 1e9 if len(in_optimizer) else None,
+            optimizer_s=share * step_s if share else None,
         )
 
     def ranks(self) -> tuple[JobRank, ...]:

@@ -249,6 +249,9 @@ class GrowthWatch:
         self._enough_until = 0
         """Bytes: once it is known what grows, nothing is counted before there is twice as much."""
         self._last: int | None = None
+        """What was used at the last reading …"""
+        self._size: int | None = None
+        """… and what the process held."""
         self.jumped = False
         """Whether memory jumped before the last reading."""
         self.counted = False
@@ -278,7 +281,8 @@ class GrowthWatch:
         host, device = self._read()
         free, of_malloc = self.malloc_free.read(step, now_s, host)
         used = max(host - free, 0) + device
-        self.jumped = self._last is not None and used - self._last >= max(JUMP_BYTES, JUMP_SHARE * self._last)
+        last, self._size = self._size, host + device
+        self.jumped = last is not None and self._size - last >= max(JUMP_BYTES, JUMP_SHARE * last)
         self._last = used
         floors = self.floors.add(step, now_s, host, device)
         if self._rises and used <= self._rises[-1][1]:

@@ -26,13 +26,16 @@ MOST_READINGS = 24
 UNIT = 1 << 16
 """In which they are published, in bytes."""
 LEAST_CHANGE = 16 << 20
-"""Of what is free or used, since it was published: it is published again …"""
-MOST_PUBLISHED, PUBLISH_FACTOR = 24, 1.3
-"""… at most so often, each time this much later …"""
-MANY_RANKS, MANY_PUBLISHED, MANY_PUBLISH_FACTOR = 64, 3, 4.0
+"""Of what is free or used: then it is published for the first time …"""
+PUBLISH_FACTOR, PUBLISH_RISE = 1.3, 64 << 20
+"""… and again when the step is this many times as far, so that growth that has ended is seen to have ended; or when
+more is free by so much than was ever published …"""
+MANY_RANKS, MANY_PUBLISH_FACTOR, MANY_PUBLISH_RISE = 64, 8.0, 256 << 20
 """… in large jobs less often, since the hub keeps all facts that there ever were …"""
-TOO_MANY_RANKS = 1024
+TOO_MANY_RANKS = 512
 """… and in larger ones never."""
+MOST_RISES = 1 << 30
+"""Bytes: beyond that, growth of what is free is reported like any other."""
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -57,9 +60,11 @@ class MallocFree:
         """(step, bytes that are free, memory of the process)."""
         self._apart = 0
         """Steps between two of them, at least."""
-        self._published: tuple[int, int, int] | None = None
-        """The reading when they were published last; before that, the first."""
-        self._times_published = 0
+        self._published_at: int | None = None
+        """The step."""
+        self._most_published = 0
+        """Bytes that were free."""
+        self._rises = 0
 
     def read(self, step: int, now_s: float, resident: int) -> tuple[int, dict[str, Any]]:
         """Return the bytes that are free, as far as known, and facts if they or the others have changed.
@@ -83,22 +88,26 @@ class MallocFree:
         if len(self._readings) > MOST_READINGS:
             self._readings = self._readings[::2]
             self._apart = 2 * (step - self._readings[0][0]) // MOST_READINGS
-        if self._published is None:
-            self._published = reading
-        before, free_before, resident_before = self._published
-        used_more = (resident - free) - (resident_before - free_before)
-        changed = abs(free - free_before) >= LEAST_CHANGE or abs(used_more) >= LEAST_CHANGE
-        many = self.world_size > MANY_RANKS
-        most, factor = (MANY_PUBLISHED, MANY_PUBLISH_FACTOR) if many else (MOST_PUBLISHED, PUBLISH_FACTOR)
-        often = self._times_published == most or step < factor * before * bool(self._times_published)
-        if not changed or often or self.world_size > TOO_MANY_RANKS:
+        if self.world_size > TOO_MANY_RANKS or not self._is_due(step, free, resident):
             return {}
-        self._published = reading
-        self._times_published += 1
+        self._published_at = step
+        self._most_published = max(self._most_published, free)
         rows = [*self._readings, *([reading] if self._readings[-1] != reading else [])]
         names = ("step", "free", "resident")
         columns = ([step for step, _, _ in rows], *([row[at] // UNIT for row in rows] for at in (1, 2)))
         return {"malloc": dict(zip(names, columns, strict=True))}
+
+    def _is_due(self, step: int, free: int, resident: int) -> bool:
+        if self._published_at is None:
+            _, free_before, resident_before = self._readings[0]
+            used_more = (resident - free) - (resident_before - free_before)
+            return abs(free - free_before) >= LEAST_CHANGE or abs(used_more) >= LEAST_CHANGE
+        many = self.world_size > MANY_RANKS
+        factor, rise = (MANY_PUBLISH_FACTOR, MANY_PUBLISH_RISE) if many else (PUBLISH_FACTOR, PUBLISH_RISE)
+        if free - self._most_published >= rise and self._rises < MOST_RISES // rise:
+            self._rises += 1
+            return True
+        return step >= factor * self._published_at
 
 
 def free_in_glibc() -> Callable[[], int] | None:
