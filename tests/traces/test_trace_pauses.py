@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from fakes.traces import MadeTrace
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,6 +118,7 @@ def test_what_stepscope_does_is_not_the_users_python() -> None:
         made.python("ck.py(7): step", at + 50_000, 40_000)
         made.python("/venv/lib/python3.11/site-packages/stepscope/recorder/model.py(407): names", at + 51_000, 13_000)
         made.python("stepscope/recorder/hooks/forward.py(30): timed", at + 65_000, 24_000)
+        made.python("stepscope/recorder/stacks.py(80): read", at + 65_000, 2_000)
         made.python("<built-in method sleep of module>", at + 65_000, 2_000)
         made.op("aten::add", at + 64_000, 1_000)
         made.op("aten::add", at + 67_000, 1_000)
@@ -127,6 +129,32 @@ def test_what_stepscope_does_is_not_the_users_python() -> None:
         ("ck.py(9): tidy", None, 80_000_000),
         (None, None, 32_000_000),
     ]
+
+
+@pytest.mark.parametrize("wrapper", ["hooks/collectives.py(400): wait", "ledger.py(169): timed"])
+def test_what_the_users_code_calls_through_a_wrapper_is_its_own(wrapper: str) -> None:
+    """The wrapper's own Python is not; a module that it calls is."""
+    made = MadeTrace()
+    for step in range(5):
+        at = step * 100_000
+        made.step(step, at, 100_000)
+        made.op("aten::mm", at, 20_000)
+        made.python("train.py(31): receive", at + 20_000, 79_000)
+        made.python(f"stepscope/recorder/{wrapper}", at + 21_000, 78_000)
+        made.python("<built-in method wait of PyCapsule object at 0x7f>", at + 21_000, 58_000)
+        made.op("aten::add", at + 20_000, 1_000)
+        made.op("aten::add", at + 79_000, 1_000)
+        made.op("aten::add", at + 83_000, 1_000)
+        made.python("nn.Module: Net_0", at + 84_000, 4_000)
+        made.op("aten::add", at + 88_000, 12_000)
+    trace = made.trace()
+    assert [(stop.place, stop.call, stop.total_ns) for stop in host_figures(window_of(trace)).stops] == [
+        ("train.py(31): receive", "wait", 232_000_000),
+        ("train.py(31): receive", None, 16_000_000),
+    ]
+    (finding, *_) = analyze_job([analyze_rank(trace, 0)]).findings
+    assert finding.kind == "host_python"
+    assert "mostly in wait at train.py(31): receive" in finding.title
 
 
 def test_collectives_are_no_stop() -> None:

@@ -46,6 +46,8 @@ __all__ = [
 COLLECTOR = re.compile(r"^Python GC$|^<built-in function collect>$|^gc\.collect$|^gc\.py\(\d+\): collect$")
 PYTHON_FILE = re.compile(r"\.py\(\d+\): ")
 RECORDER = re.compile(r"(^|/)stepscope/(recorder|ring|records)/[^()]*\.py\(\d+\): ")
+WRAPPER = re.compile(r"(^|/)stepscope/recorder/(hooks/[^()]*|ledger)\.py\(\d+\): ")
+"""Functions of the recorder that call what the user's code calls: a collective, a module, an optimizer."""
 MIN_HOLE_NS = 5_000_000
 MAX_PAUSES = 1000
 
@@ -399,12 +401,17 @@ def stops_of(window: Window, pauses: tuple[Pause, ...], exchanged: Rows) -> tupl
 
 
 def _in_recorder(window: Window, row: int) -> bool:
-    """Whether the innermost Python function around the row, or the row itself, is one of the recorder's."""
+    """Whether the row is a Python function of the recorder, or a built-in that one calls for itself."""
     slices, parents = window.trace.slices, window.calls.parents
+    own = True
     while row >= 0:
         name = window.trace.name(row)
-        if slices.kind[row] == Kind.PYTHON and PYTHON_FILE.search(name):
-            return RECORDER.search(name) is not None
+        if slices.kind[row] == Kind.PYTHON and not name.startswith(BUILT_IN):
+            # What a wrapper calls, the user's code waits for.
+            return RECORDER.search(name) is not None and (own or WRAPPER.search(name) is None)
+        if own and slices.kind[row] != Kind.PYTHON:
+            return False  # a label
+        own = False
         row = int(parents[row])
     return False
 
