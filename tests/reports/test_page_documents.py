@@ -228,14 +228,21 @@ def test_python_of_two_ranks_is_compared(trace_job: Callable[..., Any]) -> None:
     assert python["rows"] == [["sleep at train.py", ["69.0 ms", 69 * MS], ["69.0 ms", 69 * MS], ["0", 0]]]
 
 
-@pytest.mark.parametrize(("phase", "subject"), [("comm", 1), (None, 0)])
+COMM, OTHER, INFO = (
+    {"phase": phase, "severity": severity}
+    for phase, severity in (("comm", "critical"), (None, "warning"), (None, "info"))
+)
+
+
+@pytest.mark.parametrize(
+    ("findings", "subject"), [([COMM], 1), ([OTHER], 0), ([INFO], 1), ([COMM, OTHER], 1), ([OTHER, COMM], 0)]
+)
 def test_two_ranks_open_with_the_one_that_has_more_work(
-    trace_job: Callable[..., Any], phase: str | None, subject: int
+    trace_job: Callable[..., Any], findings: list[dict[str, Any]], subject: int
 ) -> None:
-    """A finding about communication names the rank that waits; only the other findings name the slow one."""
+    """A finding about communication names the rank that waits, and a remark any; only others name the slow one."""
     document = document_of(trace_job(ranks=2))
-    named = {**document["findings"][0], "ranks": [0], "phase": phase}
-    document["findings"] = [named]
+    document["findings"] = [{**document["findings"][0], "ranks": [0], **about} for about in findings]
     for row in document["distributed"]["rows"]:
         row["exposed_comm_ns"] = 0 if row["rank"] == 1 else 50 * MS
         document["ranks"][str(row["rank"])]["pace"]["work"]["exposed_comm_ns"] = row["exposed_comm_ns"]

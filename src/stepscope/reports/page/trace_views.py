@@ -485,12 +485,19 @@ SMALLEST_NAMED = 0.01
 def compared_ranks(document: Document) -> list[int] | None:
     """The rank with most work of its own and one of median pace; None if there is one rank.
 
-    A finding names the rank with more work, unless it is about communication: then it names who waits for that rank.
+    The leading finding names the rank with more work, unless it is about communication: then it names who waits for
+    that rank. What is only worth knowing (``info``) names ranks for other reasons.
     """
     paces = {int(rank): found["pace"]["step_ns"] for rank, found in document["ranks"].items()}
     if len(paces) < 2:
         return None
-    named = (rank for finding in document["findings"] if finding["phase"] != "comm" for rank in finding["ranks"])
+    leading = document["findings"][:1]
+    named = (
+        rank
+        for finding in leading
+        if finding["severity"] != "info" and finding["phase"] != "comm"
+        for rank in finding["ranks"]
+    )
     slowest = max(paces, key=lambda rank: (_own_ns(document, rank), -rank))
     first = next((rank for rank in named if rank in paces), slowest)
     others = {rank: ns for rank, ns in paces.items() if rank != first}
