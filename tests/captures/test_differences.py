@@ -287,6 +287,36 @@ def test_what_only_a_single_rank_runs_is_named_even_if_all_work_equally_long() -
     assert differences_of(once) == (), "a single step"
 
 
+def test_the_last_stage_of_a_pipeline_is_no_difference() -> None:
+    """Stages call what they share more or less often; a rank with one more operator calls the rest equally often."""
+
+    def found(*calls: int, steps: tuple[int, int, int] = (5, 5, 5), copies: int = 50) -> list[str]:
+        mm_ms = [often / of / 2 for often, of in zip(calls, steps, strict=True)]
+        own = {0: [piece("aten::embedding", 12.0, 8)], 2: [piece("aten::log_softmax", 30.0, 8)]}
+        ranks = [
+            times(
+                *(rank, 80.0),
+                *(
+                    piece("aten::mm", mm_ms[rank], 8, phase=phase, calls=calls[rank])
+                    for phase in ("forward", "backward")
+                ),
+                piece("aten::copy_", 3.0, 8, calls=copies if rank == 2 else 50),
+                *own.get(rank, []),
+                steps=steps[rank],
+            )
+            for rank in range(3)
+        ]
+        return [each.name for each in differences_of(ranks)]
+
+    assert found(150, 210, 150) == [], "the middle stage has more layers"
+    assert found(150, 150, 155) == [], "the head is one more in each step"
+    assert found(150, 150, 150) == ["aten::log_softmax"]
+    assert found(150, 150, 150, copies=100) == ["aten::log_softmax"], "a small share of the work"
+    assert found(120, 150, 150, steps=(4, 5, 5)) == ["aten::log_softmax"]
+    assert found(150, 150, 150, steps=(4, 5, 5)) == []
+    assert found(150, 150, 149) == ["aten::log_softmax"], "the edge of the steps"
+
+
 def test_kernels_count_where_the_device_decides() -> None:
     svd = piece("gesvd", 20.0, 1e6, what="kernel")
     ranks = [times(0, 50.0), times(1, 50.0, svd)]

@@ -5,7 +5,7 @@ innermost operator, kernel, layer or line that explains at least half of the dif
 less, and what explains less is not why.  If nothing does, it is the phase, or all of the step.  This one comes first.
 
 Load on the machine may even out how long ranks work.  An operator that takes much of each step on one rank, and that no
-other rank runs, is named even then.
+other rank runs, is named even then, if they call all others equally often.
 
 With the baseline of the run, an earlier capture, a rank is compared with itself if it was captured then, too.
 """
@@ -13,6 +13,7 @@ With the baseline of the run, an earlier capture, a rank is compared with itself
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
@@ -115,8 +116,8 @@ def _is_much(pair: _Pair) -> bool:
 def _on_single_rank(ranks: Sequence[RankTimes]) -> tuple[Difference, ...]:
     """The operator that takes most of each step on a rank while no other rank runs it anywhere; empty if none is large.
 
-    If another rank runs something in its place, they do different work by design (pipelines, experts, kernels that were
-    chosen by measuring): that is no difference.
+    If another rank runs something in its place, or calls what both run more or less often, they do different work by
+    design (pipelines, experts, kernels that were chosen by measuring): that is no difference.
     """
     found: list[tuple[int, Piece, _Pair]] = []
     for slow in ranks:
@@ -130,6 +131,8 @@ def _on_single_rank(ranks: Sequence[RankTimes]) -> tuple[Difference, ...]:
         instead_ns = max((piece.work_ns for piece in instead), default=0)
         if most_ns < thresholds.CAPTURE_ALONE_SHARE * slow.step_ns or instead_ns >= most_ns / 2:
             continue
+        if not all(_alike(slow, times, what) for times in others):
+            continue
         explaining = [piece for piece in alone if piece.work_ns >= thresholds.CAPTURE_EXPLAINS * most_ns]
         decisive = max(explaining, key=lambda piece: (piece.depth, piece.work_ns))
         if decisive.in_steps == len(slow.steps) >= thresholds.CAPTURE_ALONE_STEPS:
@@ -139,6 +142,29 @@ def _on_single_rank(ranks: Sequence[RankTimes]) -> tuple[Difference, ...]:
         return ()
     work_ns, piece, pair = max(found, key=lambda each: (each[0], -each[2].slow.rank))
     return (_difference(piece, None, pair, work_ns),)
+
+
+def _alike(slow: RankTimes, other: RankTimes, what: str) -> bool:
+    """Whether nearly all their work in operators that both run is in those that both call equally often per step."""
+    calls, own_ns = zip(*(_by_name(times, what) for times in (slow, other)), strict=True)
+    both = calls[0].keys() & calls[1].keys()
+    steps, others = len(slow.steps), len(other.steps)
+    # A kernel at the edge of the steps may be missing.
+    often = {name for name in both if 2 * abs(calls[0][name] * others - calls[1][name] * steps) < steps * others}
+    return all(
+        sum(of[name] for name in often) >= thresholds.CAPTURE_ALIKE_SHARE * sum(of[name] for name in both)
+        for of in own_ns
+    )
+
+
+def _by_name(times: RankTimes, what: str) -> tuple[Counter[str], Counter[str]]:
+    """How often each is called in all steps, and how long it works itself in a step."""
+    calls, own_ns = Counter[str](), Counter[str]()
+    for piece in times.pieces:
+        if piece.what == what:
+            calls[piece.name] += piece.calls
+            own_ns[piece.name] += piece.own_ns
+    return calls, own_ns
 
 
 def _explained(pair: _Pair) -> list[Difference]:

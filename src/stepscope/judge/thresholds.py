@@ -809,7 +809,10 @@ CAPTURE_MOST_STEPS = 0.75
 CAPTURE_ALONE_SHARE = 0.1
 """Share of a step that an operator must take which only one of the ranks runs, if all work equally long …"""
 CAPTURE_ALONE_STEPS = 2
-"""… and captured steps, in each of which it must run: in a single one it may be what a rank does now and then."""
+"""… and captured steps, in each of which it must run: in a single one it may be what a rank does now and then …"""
+CAPTURE_ALIKE_SHARE = 0.9
+"""… and share of the work in operators that ranks share that must be in those that they call equally often: stages of a
+pipeline call them more or less often, and what only the last one runs is there by design."""
 CAPTURE_EXPLAINS = 0.5
 """Share of what a rank works longer that an operator, kernel or line must explain to be named as its place."""
 CAPTURE_WHOLE_SHARE = 0.8
