@@ -81,7 +81,10 @@ def test_a_folder_is_listed_and_its_views_are_made(folder: Path, hub_of: Callabl
         parts = done(hub, f"/api/v1/traces/job/ranks/{rank}")["parts"]
         assert any(part["title"] == f"Tables of rank {rank}" for part in parts)
     difference = done(hub, "/api/v1/traces/job/ranks/1?peer=0")
-    assert difference["parts"][0]["items"] == ["400 µs more in aten::mm on the host."]
+    assert difference["parts"][0]["items"] == [
+        "400 µs more in aten::mm on the host.",
+        "400 µs less in Python between operators.",
+    ]
     first = done(hub, "/api/v1/traces/job/timeline")["part"]
     other = done(hub, "/api/v1/traces/job/timeline?rank=0")["part"]
     assert (first["form"], first["view"], other["lanes"][0]["rank"]) == ("timeline", "timeline", 0)
@@ -151,7 +154,10 @@ def test_a_capture_of_a_run_has_views(folder: Path, hub_of: Callable[..., Hub]) 
     since = done(hub, "/api/v1/runs/run/captures/step-3/view/baseline")
     assert (since.get("rank"), since.get("peer")) == (1, 1), since
     assert since["parts"][0]["title"] == "Rank 1 compared with the baseline, in each step"
-    assert since["parts"][0]["items"] == ["400 µs more in aten::mm on the host."]
+    assert since["parts"][0]["items"] == [
+        "400 µs more in aten::mm on the host.",
+        "400 µs less in Python between operators.",
+    ]
     hostile = {"baseline": {"id": "../step-1"}, "work_ms": {"x": []}}
     write_capture(folder / "run", replace(found, figures=hostile))
     assert hub.get("/api/v1/runs/run/captures/step-3/view/baseline").status == 404

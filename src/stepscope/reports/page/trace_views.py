@@ -541,8 +541,8 @@ def compared_parts(
         if table is not None:
             table["open"] = True
     step_ns = max(own["pace"]["step_ns"], other[1]["pace"]["step_ns"])
-    sentences = [
-        f"{ns_text(abs(row['extra_ns']))} {'more' if row['extra_ns'] > 0 else 'less'} in {_short(row['name'])}{where}."
+    largest = [
+        (row["extra_ns"], f"in {_short(row['name'])}{where}.")
         for rows, where in (
             (pythons, " between operators" if pythons and pythons[0]["name"] != UNNAMED else ""),
             (operators, " on the host"),
@@ -550,6 +550,10 @@ def compared_parts(
         )
         for row in rows[:1]
         if abs(row["extra_ns"]) > SMALLEST_NAMED * step_ns
+    ]
+    sentences = [  # what takes longer first: it may be why something else takes less
+        f"{ns_text(abs(extra_ns))} {'more' if extra_ns > 0 else 'less'} {where}"
+        for extra_ns, where in sorted(largest, key=lambda each: -each[0])
     ]
     title = f"{name[:1].upper()}{name[1:]}"
     parts = (
